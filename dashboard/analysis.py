@@ -12,7 +12,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
 from tuner.judge.best import is_eligible
-from tuner.judge.paired import ERRORS
+from tuner.judge.results import differences
 from tuner.store import TrialRow
 from tuner.study.rules import RULES
 from tuner.study.space import is_number
@@ -89,6 +89,13 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
     return [name for name in HYPERPARAMETERS if name in varied]
 
 
+def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
+    """Return a sentence on the other settings in which trials differ; empty if in none. β and its target are one."""
+    excluded = {"seed", setting, *({BETA, TARGET} if setting in (BETA, TARGET) else ())}
+    labels = [HYPERPARAMETERS[name].label for name in differences(rows) if name not in excluded]
+    return f"These trials differ in other settings, too: {', '.join(labels)}." if labels else ""
+
+
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     """Return trials that span a setting: those with its lowest, middle (on a log scale) and highest value.
 
@@ -113,14 +120,6 @@ def _number(row: TrialRow, setting: str) -> float | None:
     """Return a trial's value of a setting as a number; None if it is none."""
     value = row.config.get(setting)
     return float(value) if is_number(value) else None
-
-
-NOISE = (
-    "Each trial is one run, so none of these numbers includes what another seed would change. A value is the highest "
-    "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
-    f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
-)
-"""Caveat shown beside comparisons: noise that the standard errors do not include."""
 
 
 @dataclass(frozen=True)

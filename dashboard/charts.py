@@ -630,21 +630,20 @@ MOVED = "#D55E00"
 """Vermilion: stands out from the usual grey and blue."""
 
 
-def incident(steps: pd.DataFrame, crossing: Incident | None, *, colour: str, lines: Mapping[str, float]) -> Option:
+def incident(steps: pd.DataFrame, crossing: Incident, *, colour: str, lines: Mapping[str, float]) -> Option:
     """Chart KL and every measured signal of a trial in panels, in its colour; `lines` are drawn into the KL panel.
 
     A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
     """
     metrics = [KL, *(signal.metric for signal in SIGNALS if steps[signal.metric].notna().any())]
-    moves = {} if crossing is None else {move.signal.metric: move for move in crossing.moves}
+    moves = {move.signal.metric: move for move in crossing.moves}
     data_series = []
     for metric in metrics:
         limits = []
         if metric == KL:  # labels at alternating ends, so that close ones do not overlap
             heights = enumerate(lines.items())
             limits = [echarts.limit(kl, name, at_end=place % 2 == 1) for place, (name, kl) in heights]
-        if crossing is not None:
-            limits.append(echarts.limit(crossing.step, is_upright=True))
+        limits.append(echarts.limit(crossing.step, is_upright=True))
         move = moves.get(metric)
         if move is not None and move.step is not None:
             limits.append(echarts.limit(move.step, f"step {move.step}", is_upright=True, colour=MOVED, width=2))

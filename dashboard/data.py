@@ -31,8 +31,6 @@ from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Origin, Reason, Role, Status
 
-CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
-"""Step metrics that the pages draw."""
 STOPPED_SECONDS = 15
 """Seconds for which the list of studies does not read a stopped study again."""
 MAX_COMMAND_CHARS = 1_000
@@ -163,16 +161,6 @@ class Snapshot:
         return cls(view, _trial_frame(view.trials))
 
     @property
-    def total(self) -> int | None:
-        """Planned number of trials (see `total`)."""
-        return total(self.view)
-
-    @property
-    def ended(self) -> int:
-        """Number of trials that have ended."""
-        return self.view.ended
-
-    @property
     def kl_pruned(self) -> list[int]:
         """Numbers of the trials that were pruned for their KL."""
         return sorted(number for numbers in kl_prunings(self.view.trials).values() for number in numbers)
@@ -275,7 +263,7 @@ def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot
 def curves(
     store: Store,
     snapshot: Snapshot,
-    metrics: Sequence[str] = CURVES,
+    metrics: Sequence[str],
     *,
     numbers: Collection[int] | None = None,
     evaluations_only: bool = False,
@@ -379,25 +367,6 @@ WORDS: Mapping[Shown, str] = {
     "unfinished": "■ not running",
     "stalled": "◌ not responding",
 }
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Device time: trials side by side each count."""
-
-    hours: float
-    seconds_per_trial: float | None
-    """Mean over ended trials; None if there are none."""
-    pruned_share: float | None
-    """Share of device time spent on pruned trials, 0 to 1; None if nothing was spent."""
-
-
-def cost(view: StudyView) -> Cost:
-    """Return the study's cost so far."""
-    spent = sum(row.seconds for row in view.trials)
-    pruned = sum(row.seconds for row in view.trials if row.status is Status.PRUNED)
-    ended = [row.seconds for row in view.trials if row.status.is_final]
-    return Cost(spent / 3_600, sum(ended) / len(ended) if ended else None, pruned / spent if spent else None)
 
 
 def shown_state(view: StudyView) -> Shown:

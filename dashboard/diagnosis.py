@@ -69,8 +69,6 @@ class Moved:
     """Its usual range, in its unit."""
     step: int | None
     """First step outside its range; None: it stayed inside."""
-    value: float | None
-    """Its reading there."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,8 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     outside = ((values > high) | (values < low) & (signal.side == "either")).tolist()
     for place in range(len(outside)):
         if all(outside[place : place + STAYS]):
-            row = later.iloc[place]
-            return Moved(signal, low, high, int(row["step"]), float(row[signal.metric]))
-    return Moved(signal, low, high, None, None)
+            return Moved(signal, low, high, int(later["step"].iloc[place]))
+    return Moved(signal, low, high, None)
 
 
 def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
@@ -205,7 +202,7 @@ def problems(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -
     view, name = snapshot.view, snapshot.view.row.name
     found = [*_of_state(snapshot, answer), *_of_trials(cards, name)]
     done = [row for row in view.trials if row.status.is_final]
-    is_over = view.state == "finished" or (snapshot.total is not None and view.ended >= snapshot.total)
+    is_over = view.state == "finished" or ((total := data.total(view)) is not None and view.ended >= total)
     if done and all(row.status is Status.FAILED for row in done):
         found.insert(0, Advice("error", "Every trial that ended has failed. Fix the cause, then:", ("retry", name)))
     elif is_over and answer is None:

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from dashboard import analysis, charts, label_placing, safe_text, style
+from dashboard import charts, label_placing, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
 from dashboard.data import PARAMS
@@ -20,7 +20,6 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, pluralize, plus_minus
-from tuner.confirm.headline import ONE_SEED
 from tuner.confirm.result import Confirmed, Interval
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
@@ -142,63 +141,6 @@ def searched(trials: pd.DataFrame) -> list[str]:
     return [name for name in HYPERPARAMETERS if PARAMS + name in trials.columns and trials[PARAMS + name].nunique() > 1]
 
 
-def reward_against_kl(
-    trials: pd.DataFrame,
-    *,
-    kl_budget: float,
-    best: int | None,
-    chosen: Collection[int] = (),
-) -> go.Figure:
-    """Plot each trial's value against its eval KL, with the front, the budget, and a star at the best trial.
-
-    The colour is the value. The chosen trials, or all if they are few, have their numbers and standard errors; of many,
-    none has its number.
-    """
-    measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
-    # alternate above and below, so that neighbours' numbers do not overlap
-    measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
-    figure, is_many = by_reward(), len(measured) > MANY
-    named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
-    is_named = measured["number"].isin(named if len(named) <= style.DISTINCT else {best})
-    add_trials(
-        figure,
-        measured,
-        "kl",
-        "value",
-        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}, {ONE_SEED}"
-        f"<br>eval KL %{{x:{_format(measured['kl'])}}} nats per response",
-        marker_size=SMALL if is_many else 9,
-        marker_color=measured["value"],
-        marker_coloraxis="coloraxis",
-        marker_opacity=FAINTNESS if is_many else 1.0,
-        error_y={"type": "data", "thickness": 1, "width": 3},
-        error_y_array=measured["value_se"].where(is_named),
-        mode="markers+text",
-        text=measured["number"].astype(str).where(is_named & (measured["number"] != best), ""),
-        textposition=measured["side"],
-        textfont_size=12,
-    )
-    if len(front := front_of(measured)):
-        line = {"color": GREY, "width": 1.5, "shape": "hv"}
-        figure.add_scatter(
-            x=front["kl"], y=front["reward"], mode="lines", line=line, showlegend=False, hoverinfo="skip"
-        )
-    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
-    _kl_budget(figure, kl_budget, right)
-    for row in measured[measured["number"] == best].itertuples():
-        name = f"best: trial {row.number:d}"
-        figure.add_scatter(x=[row.kl], y=[row.value], mode="markers", marker=STAR, name=name, hoverinfo="skip")
-    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
-    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(list(measured["value"])))
-
-
-def front_of(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
-    names = {"number": "trial", "value": "reward", "value_se": "reward_se"}
-    measured = trials.dropna(subset=["value", "kl"]).rename(columns=names)
-    return analysis.front(measured.assign(step=1, kl_se=np.nan))
-
-
 def _kl_budget(figure: go.Figure, kl_budget: float, right: float, *, log_kl: bool = False) -> None:
     """Draw the KL budget as a vertical line, and shade from there to the `right` end of the axis."""
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
@@ -289,7 +231,7 @@ def trajectories(
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before, (reward_format, _) = evaluated.loc[evaluated["step"] == 0, "reward"], _formats(evaluated)
     if len(before):  # its label is where hardly a trajectory is
-        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom left", "dot")
+        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom right", "dot")
     if best is not None:
         figure.add_trace(_star(best, looks, star, least if log_kl else 0.0))
     _add_means(figure, means, looks)

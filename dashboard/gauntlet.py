@@ -307,7 +307,7 @@ def _gate_column(plot: go.Figure, rows: Sequence[Row]) -> list[dict[str, Any]]:
             continue
         plot.add_scatter(
             x=[len(point.row.readings) - 1 for point in drawn], y=[point.y for point in drawn], mode="markers+text",
-            marker=marker, text=[_where(point) if kind == "stopped" else "" for point in drawn],
+            marker=marker, text=[f" {_where(point)}" if kind == "stopped" else "" for point in drawn],
             textposition="middle right", name=f"gates: {kind}", showlegend=False, cliponaxis=False, row=1, col=1,
             **_hover(drawn, GATES[0]) | {"hovertemplate": "<b>%{customdata[1]}</b>: %{customdata[2]}<extra></extra>"},
         )  # fmt: skip

@@ -30,8 +30,8 @@ SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
 MOST_TICKS, FEW_TICKS = 6, 5
-PANELS, MOST_IN_PANELS = 4, 500
-"""Panels side by side, and most trials in them: more cover each other, and are slow."""
+PANELS, NARROW_PANELS, MOST_IN_PANELS = 4, 2, 500
+"""Panels side by side, on a phone, and most trials in them: more cover each other, and are slow."""
 BEST = 5
 """Number of best trials compared with all."""
 
@@ -74,14 +74,14 @@ def of_panels(trials: pd.DataFrame, marked: Collection[int]) -> pd.DataFrame:
     return measured[measured["number"].isin([*spread, *measured.nlargest(BEST, "value")["number"], *marked])]
 
 
-def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.Figure:
-    """Plot each trial's reward over each of the hyperparameters in panels of the same height."""
-    rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
+def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, panels: int = PANELS) -> go.Figure:
+    """Plot each trial's reward over each of the hyperparameters in panels of the same height, so many in a row."""
+    rows, columns = -(-len(names) // panels), min(len(names), panels)
     spacing = {"vertical_spacing": 0.3 / rows, "horizontal_spacing": 0.03}
     figure = make_subplots(rows, columns, shared_yaxes="all", y_title=REWARD_AT_BEST, **spacing)
     figures.lay_out(figure.update_layout(figures.by_reward().layout), x="", y="", height=60 + 210 * rows)
     for place, name in enumerate(names):
-        at = {"row": place // PANELS + 1, "col": place % PANELS + 1}
+        at = {"row": place // panels + 1, "col": place % panels + 1}
         _add_slice(figure, trials, name, "value", spec, marker_size=7, **at)
     figure.update_annotations(font={"color": figures.GREY, "size": 14})
     return figure.update_layout(margin_l=60).update_xaxes(zeroline=False).update_yaxes(zeroline=False)

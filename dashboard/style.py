@@ -67,8 +67,12 @@ details[open] + .response.long { max-height: none; }
 .st-key-marked { position: sticky; top: 3.75rem; z-index: 5; padding: 0.25rem 0; backdrop-filter: blur(12px); }
 .parcoords text { text-shadow: none !important; }
 [class*="st-key-gauntlet"] text { fill: currentColor !important; }
-@media (min-width: 641px) { .st-key-gauntlet-narrow { display: none; } }
-@media (max-width: 640px) { .st-key-gauntlet-wide { display: none; } }
+[data-testid="stPageLink-NavLink"] span { white-space: normal !important; }
+@media (min-width: 641px) { [class*="-narrow-only"] { display: none; } }
+@media (max-width: 640px) {
+  [class*="-wide-only"] { display: none; }
+  [data-testid="stButtonGroup"] button { padding-left: 0.55rem; padding-right: 0.55rem; }
+}
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
 """Style sheet for pages denser than Streamlit's default."""

@@ -142,7 +142,7 @@ class Study:
             return Snapshot.of(view).trials.set_index("number")
 
     def plot_reward_kl(self) -> "go.Figure":
-        """Return the dashboard's figure of eval reward against eval KL: every trial's way, and the front.
+        """Return the dashboard's figure of eval reward against eval KL: every trial's way.
 
         Raises:
             StudyError: nothing was evaluated yet.

@@ -72,11 +72,9 @@ def _live(
         _problems(snapshot, answer, cards)
     _curves(store, snapshot, chosen)
     running.draw(snapshot, cards)
-    if view.row.has_controller:
-        running.draw_events(store, snapshot)
     if not is_large:
         trials_table.draw(snapshot, chosen, answer)
-    elif (more := snapshot.ended - drawn.ended) > 0 and st.button(
+    elif (more := view.ended - drawn.view.ended) > 0 and st.button(
         f"{more} more trials ended: refresh the table", icon=":material/refresh:"
     ):
         st.rerun()

@@ -27,7 +27,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     trial = next((row for row in snapshot.view.trials if row.number == number), None)
     if trial is None or not (diagnoses := diagnose(course_of(store, trial, snapshot.view))):
         return
-    common.heading(f"What to change in trial {number}")
+    common.heading("What to change")
     for diagnosis, is_repeat in with_repeats(diagnoses):
         if is_repeat:
             st.markdown(f"**{diagnosis.rule}.** {diagnosis.finding} The same change.")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -74,7 +74,7 @@ def choose(*, with_budget: bool = True) -> Choice:
         store = open_store()
         name = sidebar.choose_study(store)
         if name is None:
-            text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
+            text = "A study appears here as soon as its first trial starts."
             guide("No studies yet", text, [data.command(["demo"])], own=new_study())
             st.stop()
         with st.sidebar:
@@ -191,15 +191,15 @@ def _at_each_refresh(snapshot: Snapshot, draw: DrawPart) -> None:
 
 # The status line at the top of every page.
 
-_BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
-    "running": ("▶", ":material/play_arrow:", "green"),
-    "stopping": ("■", ":material/stop:", "orange"),
-    "paused": ("‖", ":material/pause:", "orange"),
-    "finished": ("✓", ":material/check:", "blue"),
-    "unfinished": ("…", ":material/stop_circle:", "orange"),
-    "stalled": ("?", ":material/hourglass_disabled:", "red"),
+_BADGES: dict[Shown, tuple[str, Literal["green", "blue", "orange", "red"]]] = {
+    "running": (":material/play_arrow:", "green"),
+    "stopping": (":material/stop:", "orange"),
+    "paused": (":material/pause:", "orange"),
+    "finished": (":material/check:", "blue"),
+    "unfinished": (":material/stop_circle:", "orange"),
+    "stalled": (":material/hourglass_disabled:", "red"),
 }
-"""Glyph in the tab's title, icon and colour of each state."""
+"""Icon and colour of each state."""
 
 
 def _state_text(state: Shown) -> str:
@@ -209,42 +209,45 @@ def _state_text(state: Shown) -> str:
 def draw_status(view: StudyView, read_at: float | None = None) -> None:
     """Draw the status line; `read_at` is in seconds since the epoch (None: now)."""
     state = data.shown_state(view)
-    _, icon, color = _BADGES[state]
+    icon, color = _BADGES[state]
+    clock = time.strftime("%H:%M:%S", time.localtime(read_at))
     st.set_page_config(page_title=tab_title(view))
     with st.container():  # one place, with or without a bar: what is below keeps the reader's zoom
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.badge(_state_text(state), icon=icon, color=color)
-            st.text(status_text(view, time.time() if read_at is None else read_at), help=_about(view))
+            st.badge(_state_text(state), icon=icon, color=color, help=_about(view, clock))
+            if view.state != "finished":
+                st.text(status_text(view, clock))
         if state in ("running", "stopping") and not view.confirming:
-            text = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
-            st.progress(min(1.0, view.tally.done), text=text)
+            st.progress(min(1.0, view.tally.done))
 
 
 def tab_title(view: StudyView) -> str:
     """Return the browser tab's title: state, name, and number of trials that the guard stopped."""
     pruned = sum(len(numbers) for numbers in kl_prunings(view.trials).values())
     guard = f" ✕{pruned}" if pruned else ""
-    return f"{_BADGES[data.shown_state(view)][0]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
+    return f"{data.WORDS[data.shown_state(view)][0]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
 
 
 def time_left(view: StudyView) -> str:
-    """Estimate the search's remaining time from the device-seconds spent so far."""
+    """Estimate the search's remaining time from the device-seconds spent so far; empty: not known."""
     done = view.tally.done
-    if not 0.02 < done < 1:
-        return "Time left: not known yet" if done < 1 else "About to end"
+    if not 0.02 < done < 1 or view.confirming:
+        return ""
     seconds = sum(row.seconds for row in view.trials if row.role is Role.SEARCH)
-    return f"About {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
+    return f"≈ {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
 
 
-def status_text(view: StudyView, read_at: float) -> str:
-    """Return the study's progress and time of reading."""
-    is_stalled = data.shown_state(view) == "stalled"
-    silence = f", silent for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
-    clock = time.strftime("%H:%M:%S", time.localtime(read_at))
-    return " · ".join(filter(None, ["" if view.state == "finished" else view.tally.text + silence, clock]))
+def status_text(view: StudyView, clock: str) -> str:
+    """Return the study's progress and `clock`, the time of reading."""
+    more = {
+        "running": time_left(view),
+        "stopping": "ends after each running trial's step",
+        "stalled": f"silent for {duration(data.silence(view) or 0.0)}",
+    }
+    return " · ".join(filter(None, [view.tally.text, more.get(data.shown_state(view)), clock]))
 
 
-def _about(view: StudyView) -> str:
+def _about(view: StudyView, clock: str) -> str:
     """Return the status line's help text."""
     spec, row = view.spec, view.row
     controller = "No controller is running, so nothing changes. "
@@ -256,7 +259,7 @@ def _about(view: StudyView) -> str:
         )
     return safe_text.in_markdown(
         f"Task {spec.task}. {view.tally.text}. {VALUE_IS} "
-        f"Read at the time shown. Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. "
+        f"Read at {clock}. Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. "
         f"{controller}"
     )
 
@@ -269,7 +272,7 @@ def trial_link(number: int, label: str) -> None:
 def page_link(address: str, label: str, **query: str) -> None:
     """Draw a link to the page at this address; `label` is our own words."""
     page = st.Page(_page, url_path=address, default=address == ANSWER)
-    st.page_link(page, label=label, icon=":material/search:", query_params=query)
+    st.page_link(page, label=label, icon=":material/arrow_forward:", query_params=query)
 
 
 def _page() -> None:
@@ -289,7 +292,7 @@ def guide(title: str, text: str, commands: Sequence[str], problem: str = "", own
             st.caption("Try the demo")
         show_commands(*commands)
         if own:
-            st.caption("Your own study: copy, estimate, run")
+            st.caption("Your own study: copy the built-in one's file, which explains every key, estimate, run")
         show_commands(*own)
         st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
 
@@ -303,13 +306,6 @@ def show_commands(*commands: str) -> None:
     """Draw commands, each with a button that copies it."""
     for command in commands:
         st.code(command, language=None, wrap_lines=True)
-
-
-OWN_STUDY = (
-    "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
-    "change what you like, estimate its time, and run it."
-)
-"""Lead-in to the commands of `new_study`."""
 
 
 def new_study() -> list[str]:
@@ -336,9 +332,7 @@ def _show(problem: PPOTunerError) -> None:
         text = "Choose another study in the sidebar, or start a new one."
     elif data.is_missing(data.storage()):
         title, commands, own = "No store yet", [data.command(["demo"])], new_study()
-        text = (
-            f"The first run of a study creates the store. The demo takes about five minutes on two cores. {OWN_STUDY}"
-        )
+        text = "The demo takes about five minutes on two cores."
     else:
         title, commands = "This store cannot be shown", [f"ppo-tuner dashboard --storage {DEFAULT_STORAGE}", demo]
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."
@@ -382,21 +376,11 @@ def figure(plot: go.Figure, key: str, alt: str, on_select: Callable[[], None] | 
     st.plotly_chart(plot, key=key, config=PLOTLY_CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
 
 
-class KeyNumber(NamedTuple):
-    """One large number on a page."""
-
-    label: str
-    value: str
-    note: str | None
-    """Shown below the number."""
-    help_text: str
-
-
-def key_numbers(numbers: Sequence[KeyNumber]) -> None:
-    """Draw numbers beside each other."""
-    with st.grid(len(numbers), min_column_width=130):
-        for label, value, note, help_text in numbers:
-            st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
+def for_each_width(key: str, draw: Callable[[bool], None]) -> None:
+    """Call `draw` for a wide window, and with True for a phone; the style sheet hides the one that is not for it."""
+    for width in ("wide", "narrow"):
+        with st.container(key=f"{key} {width} only"):
+            draw(width == "narrow")
 
 
 MOST_ROWS = 16
@@ -464,7 +448,7 @@ def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = No
 def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> Standing:
     """Return the state of the study and of these trials' evaluations (None: all)."""
     evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=numbers, evaluations_only=True)
-    return Standing(data.shown_state(snapshot.view), len(analysis.evaluations(evaluated)), snapshot.ended)
+    return Standing(data.shown_state(snapshot.view), len(analysis.evaluations(evaluated)), snapshot.view.ended)
 
 
 def news(before: Standing, now: Standing) -> str:

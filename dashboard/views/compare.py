@@ -44,38 +44,31 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = sorted((row_of[number] for number in numbers), key=lambda row: row.origin is not Origin.REFERENCE)
     looks = common.looks(snapshot, [row.number for row in rows])
-    roles = _roles(of_study(store, snapshot.view), rows)
+    answer = of_study(store, snapshot.view)
     left, right = st.columns([9, 10]) if len(rows) <= MOST_BESIDE else [st.container()] * 2
     with left:
-        _settings(rows, looks, roles)
+        _settings(rows, looks)
     with right:
-        _outcomes(snapshot, rows, looks, roles)
+        _outcomes(snapshot, rows, looks, answer)
         _differences(store, snapshot, rows)
     lineage(snapshot, rows)
     _commands(store, snapshot, rows, looks)
 
 
-def _roles(answer: Answer | None, rows: Sequence[TrialRow]) -> dict[int, str]:
-    """Return by number what a trial is of reference, baseline and the answer; empty: none."""
-    launched = None if answer is None else answer.number
-    return {
-        row.number: ", ".join([str(row.origin)] * (row.origin in ALWAYS) + ["the answer"] * (row.number == launched))
-        for row in rows
-    }
+def _role(row: TrialRow, answer: Answer | None) -> str:
+    """Return what a trial is of reference, baseline and the answer; empty: none."""
+    is_answer = answer is not None and row.number == answer.number
+    return ", ".join([str(row.origin)] * (row.origin in ALWAYS) + ["the answer"] * is_answer)
 
 
-def _settings(rows: Sequence[TrialRow], looks: Looks, roles: Mapping[int, str]) -> None:
+def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
     common.heading("Different settings", f"All other settings are equal. In brackets: times trial {rows[0].number}'s.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
         return
-    _table(
-        "setting",
-        {title_of(name): [_setting(value, values[0]) for value in values] for name, values in differing.items()},
-        looks,
-        roles,
-    )
+    cells = {title_of(name): [_setting(value, values[0]) for value in values] for name, values in differing.items()}
+    _table("setting", cells, rows, looks)
 
 
 def _setting(value: HyperValue, first: HyperValue) -> str:
@@ -85,14 +78,15 @@ def _setting(value: HyperValue, first: HyperValue) -> str:
     return text if ratio == "1" else f"{text} (×{ratio})"
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, roles: Mapping[int, str]) -> None:
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, answer: Answer | None) -> None:
     common.heading(
         "Outcomes",
         "Reward and KL are means of fresh seeds on the test prompts with 95% intervals where a trial ran on them; "
-        f"else of its best in the budget, one seed. {common.VALUE_IS} {analysis.NOISE}",
+        "else of its best in the budget, one seed: the highest of several evaluations, so optimistic.",
     )
     headlines = [snapshot.headline(row) for row in rows]
     outcomes = {
+        "Role": [_role(row, answer) for row in rows],
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Reward": [one.text() for one in headlines],
@@ -102,18 +96,19 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, roles:
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
     }
-    _table("outcome", outcomes, looks, roles)
+    _table("outcome", outcomes, rows, looks)
 
 
-def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: Mapping[int, str]) -> None:
-    """Draw named cells, one column per trial under its line and role, wide enough for its texts."""
-    names = [f"trial {number}" for number in roles]
-    cells = {"Line": [looks[number].dash.glyph for number in roles], "Role": list(roles.values()), **cells}
+def _table(title: str, cells: Mapping[str, Sequence[str]], rows: Sequence[TrialRow], looks: Looks) -> None:
+    """Draw named cells, one column per trial under its line, wide enough for its texts."""
+    names = [f"trial {row.number}" for row in rows]
+    cells = {"Line": [looks[row.number].dash.glyph for row in rows], **cells}
     shown = {name: texts for name, texts in cells.items() if any(texts)}
     table = pd.DataFrame.from_dict(shown, orient="index", columns=names).reset_index(names=title)
     styles = pd.DataFrame("", index=table.index, columns=table.columns)
-    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in roles]
-    columns: dict[str, Any] = {title: st.column_config.TextColumn(title.capitalize(), pinned=True)} | {
+    styles.loc[0, names] = [f"color: {looks[row.number].colour}" for row in rows]
+    wide = 14 + 7 * int(table[title].map(len).max())
+    columns: dict[str, Any] = {title: st.column_config.TextColumn(title.capitalize(), pinned=True, width=wide)} | {
         name: st.column_config.TextColumn(name.capitalize(), width=14 + 6 * int(characters))
         for name, characters in table[names].map(len).clip(len("Trial 00"), MOST_CHARACTERS).max().items()
     }

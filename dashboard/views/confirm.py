@@ -12,6 +12,7 @@ from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, decimals, plus_minus
 from tuner.confirm.answer import Answer
+from tuner.confirm.plan import label_of
 from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
 from tuner.judge.diagnose import course_of
 from tuner.judge.hacking import length_ratio
@@ -81,7 +82,7 @@ def _searched(store: Store, snapshot: Snapshot, row: TrialRow, reference: TrialR
     gain, kl = None if reference is None or row is reference else over(store, reference, row), value_kl(store, row)
     return Row(
         row.number,
-        f"reference ({row.number})" if row.origin is Origin.REFERENCE else f"trial {row.number}",
+        label_of(row),
         (
             Measurement() if gain is None else _with_error(gain.mean, gain.se),
             Measurement() if kl is None or not row.value_step else _with_error(kl.mean, kl.se),

@@ -31,14 +31,12 @@ STEER, NEW_TRIAL = "Steer", "New trial"
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 _STATES = {OrderState.WAITING: "… waiting", OrderState.DONE: "✓ done", OrderState.REFUSED: "✕ refused"}
-MOST_EVENTS = 12
 _NEW_TOKEN = "token to keep"
 """Session key: a token was typed, and the browser has not stored it yet."""
 
 
 def page(choice: common.Choice) -> None:
     """Draw the page."""
-    head = st.container()
     row = st.container(horizontal=True, vertical_alignment="center")
     part = row.segmented_control(
         "What to do", (STEER, NEW_TRIAL), default=STEER, required=True, key="part", bind="query-params",
@@ -47,11 +45,12 @@ def page(choice: common.Choice) -> None:
     with row:
         _permission()
     draw_result()
-    common.of_a_study(choice, functools.partial(_draw, part, head))
+    common.of_a_study(choice, functools.partial(_draw, part))
     draw_pending()
 
 
-def _draw(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
+def _draw(part: str, store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
+    head = st.container()
     left, right = st.columns([6, 7], gap="medium")
     with left:
         if part == STEER:
@@ -69,7 +68,7 @@ def _draw(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, cho
 
 def _what_goes_on(store: Store, snapshot: Snapshot) -> None:
     running.draw_table(store, snapshot)
-    running.draw_events(store, snapshot, MOST_EVENTS)
+    running.draw_events(store, snapshot)
 
 
 def _permission() -> None:
@@ -102,10 +101,7 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
             st.rerun()  # the buttons depend on it
 
     common.live(snapshot, follow, head)
-    _buttons(
-        store, view, _STUDY_BUTTONS, None,
-        "Finished: nothing to pause, stop or retry.",
-    )  # fmt: skip
+    _buttons(store, view, _STUDY_BUTTONS, None, "Finished: nothing to pause, stop or retry.")
     if not was_held:
         _commands(store, view)
 

@@ -116,13 +116,13 @@ def draw_pace(curves: ChartData, number: int, *, height: int) -> None:
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
     options = [_chart(curves, metric, baseline) for metric in metrics]
     titles = [METRICS[metric].title for metric in metrics]
-    common.heading("Curves with one cursor", _help(metrics[0]))
+    common.heading("Curves with one cursor", _help(curves, metrics[0]))
     key = f"linked curves {' '.join(metrics)}"
     _echarts(echarts.stacked(options, titles, height), key, curves, height * len(metrics), ", ".join(titles))
 
 
 def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: int) -> None:
-    common.heading(METRICS[metric].label, _help(metric))
+    common.heading(METRICS[metric].label, _help(curves, metric))
     _echarts(_chart(curves, metric, baseline), f"{metric} curves", curves, height, METRICS[metric].title)
 
 
@@ -173,8 +173,8 @@ def _set_window(span: tuple[int, int]) -> None:
     common.ask_for_the_whole_page()
 
 
-def _help(metric: str) -> str:
-    """Return a chart's help: the metric, and how to read lines, areas and marks."""
+def _help(curves: ChartData, metric: str) -> str:
+    """Return a chart's help: the metric, how to read lines, areas and marks, and what else labelled lines differ in."""
     texts = [METRICS[metric].doc, "The number at a line's end is its trial; grey are the other trials."]
     if metric in KL_METRICS:
         if not metric.startswith("eval/"):
@@ -190,6 +190,8 @@ def _help(metric: str) -> str:
         what = "the standard error over the eval prompts" if len(names) == 1 else "the rollouts from minimum to maximum"
         texts.append(f"Shaded, for up to {charts.MOST_SPREADS} trials: {what}.")
     texts.append("✕ pruned, ▲ failed, ■ stopped. Of trials averaged by a setting the area holds the middle 80%.")
+    if curves.drawing.by:
+        texts.append(analysis.also_differ(curves.rows, curves.drawing.by))
     return " ".join(texts)
 
 

@@ -134,6 +134,5 @@ def _beta_button(snapshot: Snapshot) -> None:
             icon=":material/stacked_line_chart:",
             on_click=st.session_state.update,
             args=({TRIALS: list(trials), LABELLED_BY: analysis.BETA, METRICS_KEY: []},),
-            help="KL over training under the lowest, a middle and the highest fixed β of this study, and an adaptive "
-            "one. Their other settings differ, too, unless the study lists its trials.",
+            help="KL over training under the lowest, a middle and the highest fixed β, and an adaptive one.",
         )

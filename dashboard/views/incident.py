@@ -1,6 +1,5 @@
 """One trial's KL and its signals over the same steps: what moved first."""
 
-import pandas as pd
 import streamlit as st
 
 from dashboard import charts, data, diagnosis, echarts
@@ -15,16 +14,6 @@ from tuner.study.spec import StudySpec
 METRICS_READ = (KL, *(signal.metric for signal in SIGNALS))
 
 
-def _steps(store: Store, snapshot: Snapshot, number: int) -> pd.DataFrame:
-    return data.curves(store, snapshot, METRICS_READ, numbers=[number])
-
-
-def _find(snapshot: Snapshot, steps: pd.DataFrame) -> Incident | None:
-    """Return the incident in a trial's steps; None if its KL stayed low."""
-    spec = snapshot.view.spec
-    return diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
-
-
 def _text(incident: Incident, number: int, spec: StudySpec) -> str:
     line = f"guard's limit of {spec.kl_limit:g}" if incident.line == "limit" else f"KL budget of {spec.kl_budget:g}"
     return (
@@ -35,32 +24,14 @@ def _text(incident: Incident, number: int, spec: StudySpec) -> str:
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     """Draw what moved first in trial `number`, if its KL crossed a limit after enough steps to know what is usual."""
-    spec, steps = snapshot.view.spec, _steps(store, snapshot, number)
-    incident = None if steps.empty else _find(snapshot, steps)
-    if incident is None or not incident.moves:
+    spec, steps = snapshot.view.spec, data.curves(store, snapshot, METRICS_READ, numbers=[number])
+    found = None if steps.empty else diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
+    if found is None or not found.moves:
         return
-    named = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
-    common.heading(f"Moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
-    _panels(snapshot, steps, incident, number)
-    number_column = st.column_config.NumberColumn
-    common.table(
-        incident_rows(incident),
-        "incident table",
-        {
-            "signal": st.column_config.TextColumn("Signal", width=230),
-            "low": number_column("Usual from", format="%.3g"),
-            "high": number_column("Usual to", format="%.3g"),
-            "step": number_column("Moved at step", help="Empty: it stayed in its usual range until the KL crossed."),
-            "before": number_column("Steps before the KL"),
-            "value": number_column("Value there", format="%.3g"),
-        },
-        placeholder="–",
-    )
-
-
-def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident, number: int) -> None:
-    lines = curve_charts.levels(snapshot, KL)
-    chart = charts.incident(steps, incident, colour=common.looks(snapshot, [number])[number].colour, lines=lines)
+    named = " and ".join(METRICS[move.signal.metric].label for move in found.first)
+    common.heading(f"Moved first: {named or 'nothing'}", f"{_text(found, number, spec)} {_RULE}")
+    colour, lines = common.looks(snapshot, [number])[number].colour, curve_charts.levels(snapshot, KL)
+    chart = charts.incident(steps, found, colour=colour, lines=lines)
     alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"
     st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)
 
@@ -70,20 +41,3 @@ _RULE = (
     f"{diagnosis.SPREADS:g} spreads or {diagnosis.SHARE:.0%}, whichever is more. A signal has moved once it stays "
     f"outside for {diagnosis.STAYS} steps. What moved first is a lead to follow, not a proof."
 )
-
-
-def incident_rows(incident: Incident) -> pd.DataFrame:
-    """Return one row per signal, those that moved first on top."""
-    rows = [
-        {
-            "signal": METRICS[move.signal.metric].title,
-            "low": move.low,
-            "high": move.high,
-            "step": move.step,
-            "before": None if move.step is None else incident.step - move.step,
-            "value": move.value,
-        }
-        for move in incident.moves
-    ]
-    table = pd.DataFrame(rows).astype({"step": "Int64", "before": "Int64", "value": float})
-    return table.sort_values("step", kind="stable", ignore_index=True)

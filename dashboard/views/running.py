@@ -16,7 +16,7 @@ from tuner.study.rules import KL, RULES
 from tuner.study.status import Role, Status
 
 MOST_CARDS = 12
-MOST_EVENTS = 8
+MOST_EVENTS = 12
 
 
 def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
@@ -124,11 +124,11 @@ def what_it_is(row: TrialRow) -> str:
     return f"{row.label}, {origin}" if row.label else origin
 
 
-def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> None:
+def draw_events(store: Store, snapshot: Snapshot) -> None:
     """Draw the latest starts, pauses and ends of trials and confirming runs, with reasons."""
     rows = sorted(
         (*snapshot.view.trials, *snapshot.view.confirming), key=lambda row: row.ended_at or row.started_at, reverse=True
-    )[: 3 * most]  # pauses are later than starts
+    )[: 3 * MOST_EVENTS]  # pauses are later than starts
     if not rows:
         return
     heading("What happened", "Trials and confirming runs that started, were paused or ended last.")
@@ -137,24 +137,20 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     events = sorted((_event(row, paused_at.get(row.number)) for row in rows), key=lambda event: event[0], reverse=True)
     text = st.column_config.TextColumn
     table(
-        pd.DataFrame(cells for _, cells in events[:most]),
+        pd.DataFrame(cells for _, cells in events[:MOST_EVENTS]),
         "happened",
         {
             "trial": st.column_config.NumberColumn("Trial", width=45, pinned=True),
             "status": text("Status", width=95),
-            "when": text("When", width=150),
-            "reason": text("Reason", width=240),
+            "when": text("When", width=110),
+            "reason": text("Reason", width=310),
         },
     )
 
 
 def _event(row: TrialRow, paused_at: float | None) -> tuple[float, dict[str, object]]:
     """Return when the latest happened to a trial, and its row of the table; `paused_at` is its last report's time."""
-    verb, at = "ended", row.ended_at or paused_at or row.started_at
-    if row.ended_at is None:
-        is_queued = row.status is Status.WAITING and not row.attempts
-        verb = "paused" if paused_at else "queued" if is_queued else "started"
-    reason = ""
+    at, reason = row.ended_at or paused_at or row.started_at, ""
     if row.reason is not None:
         rule = RULES.get(row.reason.rule)  # its label is short enough for the column
         reason = row.reason.message if rule is None else f"{rule.label} at step {row.reason.step}"
@@ -162,7 +158,7 @@ def _event(row: TrialRow, paused_at: float | None) -> tuple[float, dict[str, obj
     cells = {
         "trial": row.number,
         "status": style.status_cell(row),
-        "when": f"{verb} {ago(at)}",
+        "when": ago(at),
         "reason": safe_text.cell("; ".join(filter(None, reasons))),
     }
     return at, cells

@@ -120,7 +120,9 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
                             is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
                             readings = tokens.get(_key(row))
-                            _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last, places)
+                            told = f" · step {row.step:d}" * (len(lines) > 1)
+                            told += ", its last; none trained was within the budget" * is_last
+                            _response(row, *_marked(row, mark, wanted, readings, largest, base), told, places)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
     if wanted:
@@ -266,11 +268,11 @@ def _places(samples: pd.DataFrame) -> dict[str, int]:
     return {name: decimals(samples[name]) for name in ("reward", "kl")} | parts
 
 
-def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, places: Mapping[str, int]) -> None:
-    why = ", its last; none trained was within the budget" if is_last else ""
+def _response(row: Any, pieces: Sequence[Piece], note: str, told: str, places: Mapping[str, int]) -> None:
+    """Draw a response below its readings; `told` is what else these say, and `note` is below it."""
     st.caption(
-        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · step {row.step:d}{why}",
-        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}, "
+        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}**{told}",
+        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}; of step {row.step:d}, "
         f"{_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
     )
     if len(row.parts) > 1:  # their names are text from outside

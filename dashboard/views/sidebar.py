@@ -61,7 +61,7 @@ def _numbers(snapshot: Snapshot) -> list[int]:
     """Return the numbers of the study's trials and of those still to start, without confirming runs."""
     known = [row.number for row in snapshot.view.trials]
     first = max((*known, *(row.number for row in snapshot.view.confirming)), default=-1) + 1
-    to_start = 0 if snapshot.total is None else max(0, snapshot.total - len(known))
+    to_start = max(0, (data.total(snapshot.view) or 0) - len(known))
     return [*known, *range(first, first + to_start)]
 
 

@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration, measured, plus_minus
-from tuner.confirm.answer import Badge, of_study
+from tuner.confirm.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
@@ -65,11 +65,6 @@ def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
     _in_common({name: snapshot.trials for name, snapshot in snapshots.items()})
 
 
-def _certainty_column() -> Any:
-    meanings = " ".join(f"{badge.value.capitalize()}: {badge.meaning}" for badge in Badge)
-    return st.column_config.TextColumn("Certainty", width=125, help=f"Of what to launch. {meanings}")
-
-
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
     """Draw the studies' trials over a hyperparameter that all searched."""
     common.heading("A hyperparameter in common")
@@ -104,18 +99,9 @@ def task_text(task: Task) -> str:
     return safe_text.cell(", ".join(Path(place).name if Path(place).is_absolute() else place for place in places))
 
 
-def _task_column() -> Any:
-    about = "Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name."
-    return st.column_config.TextColumn("Task", width=95, help=about)
-
-
 def _link(name: str) -> str:
     """Return the address of a study's answer, from any page."""
     return f"./?study={quote(name, safe='')}"
-
-
-def _link_column() -> Any:
-    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=110)
 
 
 def _table(store: Store) -> None:
@@ -139,38 +125,40 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     confirmed = None if answer is None else answer.confirmed
     reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)
     value = None if answer is None or answer.reward is None else plus_minus(answer.reward.mean, answer.reward.se)
-    at_kl = None if answer is None or answer.kl is None else answer.kl.mean
+    at_kl = kl or (None if answer is None else answer.kl)
     return {
         "study": _link(row.name),
-        "task": task_text(view.spec.declared),
         "state": data.WORDS[data.shown_state(view)],
         "decision": None if answer is None else answer.decision,
-        "certainty": None if answer is None else answer.badge.value,
         "reward": value if reward is None else reward.text,
-        "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
+        "kl": None if at_kl is None else f"{measured(at_kl.mean)} of {view.spec.kl_budget:g}",
+        "device": duration(sum(trial.seconds for trial in view.trials)),
         "ended": f"{view.ended}{planned}",
-        "device": duration(3_600 * data.cost(view).hours),
         "sign": common.ago(data.last_sign(view)),
+        "task": task_text(view.spec.declared),
     }
 
 
 def _study_columns() -> dict[str, Any]:
     text = st.column_config.TextColumn
     return {
-        "study": _link_column(),
-        "task": _task_column(),
-        "state": text("State", width=85, help="Not responding: its controller has been silent for a minute."),
-        "decision": text("Decision", width=330),
-        "certainty": _certainty_column(),
+        "study": st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=110),
+        "state": text("State", width=125, help="Not responding: its controller has been silent for a minute."),
+        "decision": text("Decision", width=410),
         "reward": text(
             "Its reward",
-            width=120,
+            width=130,
             help="Of what to launch: its mean on fresh seeds and the test prompts with the 95% interval if it is "
             "confirmed; else of its best checkpoint, ± one standard error over the eval prompts: the highest of many, "
             "so part of it is luck.",
         ),
         "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
-        "sign": text("Last activity", width=100),
+        "device": text("Device time", width=85, help="Trials that run side by side each count."),
         "ended": text("Trials ended", width=90),
-        "device": text("Device time", width=80, help="Trials that run side by side each count."),
+        "sign": text("Last activity", width=100),
+        "task": text(
+            "Task",
+            width=95,
+            help="Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name.",
+        ),
     }

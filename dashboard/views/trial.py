@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import safe_text, style
 from dashboard.charts import Drawing
@@ -19,7 +20,6 @@ from dashboard.views import (
     samples,
     settings,
 )
-from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
@@ -34,9 +34,11 @@ LOG_LINES = 40
 @common.study_page("A trial appears here as soon as it starts.")
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    head = st.container()
-    number = _choose(snapshot, chosen)
-    common.live(snapshot, partial(_live, number=number), head)
+    head, title = st.container(), st.container(horizontal=True, vertical_alignment="center")
+    with title:
+        number = _choose(snapshot, chosen)
+        title = st.container(horizontal=True, vertical_alignment="center")
+    common.live(snapshot, partial(_live, number=number, title=title), head)
     row = _row(snapshot, number)
     changes.draw(store, snapshot, number)
     common.heading("Its settings")
@@ -63,17 +65,15 @@ def _row(snapshot: Snapshot, number: int) -> TrialRow:
     return next(row for row in snapshot.view.trials if row.number == number)
 
 
-def _live(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw what changes while the trial runs."""
-    row = _row(snapshot, number)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        look = common.looks(snapshot, [number])[number]
-        st.html(style.heading(number, look, style.status_cell(row)), width="content")
-        if row.label:
-            st.text(f"label: {safe_text.one_line(row.label)}")
-    if row.reason is not None:
-        st.text(safe_text.visible(row.reason.message))
-    common.key_numbers(_key_numbers(snapshot, row))
+def _live(store: Store, snapshot: Snapshot, number: int, title: DeltaGenerator) -> None:
+    """Draw what changes while the trial runs, its status into `title`."""
+    row, look = _row(snapshot, number), common.looks(snapshot, [number])[number]
+    title.html(style.heading(number, look, style.status_cell(row)), width="content")
+    told = [f"label: {safe_text.one_line(row.label)}"] if row.label else []
+    told += [safe_text.visible(row.reason.message)] if row.reason else []
+    if told:
+        title.text("\n".join(told))
+    _key_numbers(snapshot, row)
     if draw_curves(store, snapshot, number):
         ppo_health.draw(store, snapshot, [number])
         incident.draw(store, snapshot, number)
@@ -89,23 +89,25 @@ def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
         st.info(f"Trial {number} has not reported a step yet.")
         return False
     curve_charts.whole_run_button()
-    curve_charts.draw(drawn, CHARTS, height=280)
+    curve_charts.draw(drawn, CHARTS, height=380)
     curve_charts.draw_pace(drawn, number, height=200)
     return True
 
 
-def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
-    """Return the trial's reward and KL, and its cost."""
-    headline, spec, total = snapshot.headline(row), snapshot.view.spec, int(row.config.get("total_episodes") or 0)
+def _key_numbers(snapshot: Snapshot, row: TrialRow) -> None:
+    """Draw the trial's reward and KL, and its cost."""
+    headline, total = snapshot.headline(row), int(row.config.get("total_episodes") or 0)
     about = "On fresh seeds: the mean over the runs that confirm it, on the test prompts, with its 95% interval. Else "
-    return [
-        KeyNumber(
-            "Reward", headline.text(), headline.label, f"{about}its value ± one standard error. {common.VALUE_IS}"
-        ),
-        KeyNumber("Eval KL", headline.kl_text(), f"budget {spec.kl_budget:g}", METRICS["eval/kl"].title),
-        KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}" if total else None, "Trained so far."),
-        KeyNumber("Time", duration(row.seconds), running.time_left(row) or None, "Training time over all attempts."),
+    progress = f"{row.episodes:,}" + (f" of {total:,}" if total else "")
+    time = filter(None, [duration(row.seconds), running.time_left(row)])
+    numbers = [
+        ("Reward", headline.text(), headline.label, f"{about}its value ± one standard error. {common.VALUE_IS}"),
+        ("Eval KL", headline.kl_text(), f"budget {snapshot.view.spec.kl_budget:g}", METRICS["eval/kl"].title),
+        ("Episodes", progress, ", ".join(time), "Trained so far, with the training time over all attempts."),
     ]
+    with st.grid(len(numbers), min_column_width=130):
+        for label, value, note, about in numbers:
+            st.metric(label, value, note, delta_color="off", delta_arrow="off", help=about)
 
 
 def _log(snapshot: Snapshot, number: int) -> None:

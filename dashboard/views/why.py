@@ -135,14 +135,13 @@ def _linked(snapshot: Snapshot, trials: pd.DataFrame, ranked: dict[Outcome, list
     if not more.open:
         return
     with more:
+        numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
         left, right = st.columns(2)
         with left:
-            _front(snapshot, linked)
-        with right:
             _kl_slice(spec, linked)
-        numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
-        if len(numbers) > 1:
-            _pair(spec, linked, numbers)
+        with right:
+            if len(numbers) > 1:
+                _pair(spec, linked, numbers)
         _parallel(spec, linked)
 
 
@@ -174,18 +173,6 @@ def _select(key: str, figure: str) -> None:
     st.session_state[key] = tuple(common.selected_trials(figure))
 
 
-def _front(snapshot: Snapshot, linked: _Linked) -> None:
-    """Draw each trial's reward against its KL, and the front of them."""
-    kl_budget, best, trials = snapshot.view.spec.kl_budget, snapshot.view.best(), snapshot.trials
-    common.heading(
-        "Reward against KL", "Each point is a trial. Pruned and stopped trials are shown at their last values."
-    )
-    front = figures.reward_against_kl(
-        trials, kl_budget=kl_budget, best=best.number if best else None, chosen=linked.marked
-    )
-    linked.figure(front, "front of trials", "Every trial's value against its eval KL, and the front of them")
-
-
 def _slices(spec: StudySpec, linked: _Linked) -> None:
     """Draw the reward over each hyperparameter."""
     names = linked.ranked["reward"][:MOST_AXES]
@@ -197,11 +184,16 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
         "Each point is a trial's best in the budget, on one seed; the brighter, the higher. The most important panel "
         f"comes first. Drag over points to mark their trials in all figures.{drawn}",
     )
-    linked.figure(
-        importance_figures.slices(trials, names, spec),
-        "slices of value",
-        f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
-    )
+
+    def draw(is_narrow: bool) -> None:
+        panels = importance_figures.NARROW_PANELS if is_narrow else importance_figures.PANELS
+        linked.figure(
+            importance_figures.slices(trials, names, spec, panels),
+            f"slices of value{' narrow' * is_narrow}",
+            f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
+        )
+
+    common.for_each_width("slices", draw)
 
 
 def _kl_slice(spec: StudySpec, linked: _Linked) -> None:

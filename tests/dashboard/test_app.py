@@ -99,8 +99,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
     assert texts(app)[0].startswith("13 of 14 trials ended")
-    assert app.text[0].help.startswith("Task reviews")
-    assert "No controller is running" in app.text[0].help
+    assert app.markdown[0].help.startswith("Task reviews")
+    assert "No controller is running" in app.markdown[0].help
     assert app.query_params["study"] == STUDY
 
 
@@ -151,7 +151,8 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)
     app = run(page(tmp_path / "store.db"))
     assert ":material/play_arrow: running" in app.markdown[0].value
-    assert "Live pages refresh every 2 s" in app.text[0].help and "Its controller is process" in app.text[0].help
+    about = app.markdown[0].help
+    assert "Live pages refresh every 2 s" in about and "Its controller is process" in about
     assert texts(app)[0].startswith("1 of 14 trials ended")
     assert any("healthy" in markdown.value for markdown in app.markdown)
 
@@ -273,7 +274,9 @@ def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -
     assert subheaders(app) == ["No store yet"]
     assert texts(app) == [f'no store at {tmp_path}/none.db; "ppo-tuner run" creates it, or name another with --storage']
     assert commands(app, tmp_path / "none.db") == ["demo", "estimate my-study.toml", "run my-study.toml"]
-    assert [one.value for one in app.caption] == ["Try the demo", "Your own study: copy, estimate, run"]
+    assert [one.value for one in app.caption] == [
+        "Try the demo", "Your own study: copy the built-in one's file, which explains every key, estimate, run"
+    ]  # fmt: skip
     assert not (tmp_path / "none.db").exists()
 
 
@@ -385,14 +388,16 @@ def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
     rows = [SimpleNamespace(seconds=200.0, role=Role.SEARCH)] * 3 + [SimpleNamespace(seconds=9e9, role=Role.CONFIRM)]
 
     def left(done: float, workers: int | None) -> str:
-        view = SimpleNamespace(tally=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers))
+        view = SimpleNamespace(
+            tally=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers), confirming=()
+        )
         return common.time_left(cast(StudyView, view))
 
-    assert left(0.25, 2) == "About 15 min left"
-    assert left(0.25, None) == "About 30 min left"
-    assert (left(0.01, 1), left(1.0, 1)) == ("Time left: not known yet", "About to end")
+    assert left(0.25, 2) == "≈ 15 min left"
+    assert left(0.25, None) == "≈ 30 min left"
+    assert (left(0.01, 1), left(1.0, 1)) == ("", "")
 
 
 def test_the_tab_says_the_state_and_how_often_the_guard_stopped_a_trial(built: Path) -> None:
     view = data.snapshot(data.open_store(f"sqlite:///{built}"), STUDY).view
-    assert common.tab_title(view) == "… ✕2 reviews - PPO Tuner"
+    assert common.tab_title(view) == "■ ✕2 reviews - PPO Tuner"

@@ -107,8 +107,10 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
     browser: Browser, server: Server
 ) -> None:
     with opened(browser, server, f"why?study={STUDY}&more=true", width=1440) as visit:
-        figures = visit.page.locator('.js-plotly-plot:has(.scatterlayer):not([class*="st-key-gauntlet"] *)')
-        expect(figures).to_have_count(4)  # panels, front, the KL's slice, a pair
+        figures = visit.page.locator(
+            '.js-plotly-plot:has(.scatterlayer):not([class*="-narrow-only"] *, [class*="st-key-gauntlet"] *)'
+        )
+        expect(figures).to_have_count(3)  # panels, the KL's slice, a pair
         panels = figures.first
         visit.scroll_to(panels)
         visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it

@@ -85,7 +85,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
             reach = _reach(chart)
             overview.sees(f"step {_last_step(store)}, last report")
         _renew_lease(store, -600)
-        overview.sees(", silent for ")  # the progress bar above the charts goes
+        overview.sees("silent for ")  # the progress bar above the charts goes
         assert [_still_marked(visit) for visit in visits] == marked  # the same elements: nothing was built anew
         assert [_left(visit) for visit in visits] == before
         assert [_place(visit) for visit in visits] == pytest.approx(places, abs=4), "not scrolled by a reader's line"
@@ -268,7 +268,7 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
             badge = visit.page.locator(".stMarkdownBadge").filter(visible=True).first  # those below are its trials' own
             assert badge.inner_text().split()[1:] == state.split(), name  # behind the name of its icon
         visit.open(f"{server.address}/runs?study=silent&view=Reward+and+KL")
-        visit.sees(", silent for ")
+        visit.sees("silent for ")
 
 
 def _last_update(visit: Visit) -> str:

@@ -28,8 +28,6 @@ DONE = "done"
 """The study with a budget, finished and confirmed."""
 MOST_WORDS = 80
 """In a window of 1440 by 900 pixels."""
-HEADS_OF_SAMPLES = 20
-"""Words over them, which a table would have in its columns."""
 FIRST_SCREENS = {
     "": ".st-key-answer",
     "why": ".js-plotly-plot",
@@ -101,14 +99,11 @@ def _cut_off(visit: Visit) -> list[str]:
 def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
     browser: Browser, server: Server, place: str
 ) -> None:
-    """The first chart, table or figure; on Answer the card, on the page of samples the first prompt.
-
-    In the upper third, but for the numbers of one trial, above which it is chosen.
-    """
+    """The first chart, table or figure; on Answer the card, of one trial its numbers, of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
         thing.wait_for()
-        until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= (360 if "One+trial" in place else 300))
+        until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 300)
         assert visit.page.get_by_test_id("stMain").evaluate("main => main.scrollTop") == 0
         status = visit.page.locator('[data-testid="stMain"] .stBadge, [data-testid="stMain"] .stMarkdownBadge').first
         until(lambda: (status.bounding_box() or {"y": 900})["y"] < 200)
@@ -128,7 +123,7 @@ def test_a_window_holds_few_words_beside_tables_and_charts(
         with opened(browser, server, _with_query(place, query), width=1440, height=900) as visit:
             visit.page.wait_for_timeout(500)
             words = visit.words()
-            assert 10 < len(words) <= MOST_WORDS + HEADS_OF_SAMPLES * (place == "samples"), " ".join(words)
+            assert 10 < len(words) <= MOST_WORDS, " ".join(words)
 
 
 def test_captions_are_easily_read(browser: Browser, server: Server) -> None:

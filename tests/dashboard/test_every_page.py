@@ -181,3 +181,5 @@ def test_with_a_study_that_has_a_budget(view: str, bounded: Path, monkeypatch: p
 def test_with_two_thousand_trials(view: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page(view, large, monkeypatch, **STUDY)
     assert app.get(SHOWS[view])
+    if view == "answer":
+        assert texts(app)[0].startswith(f"1859 of {LARGE} trials ended")

@@ -301,11 +301,6 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
     for figure in (
         importance_figures.kl_slice(SEARCHED, "cliprange", SPEC),
         importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
-    ):
-        completed = points_of(figure, Status.COMPLETED)
-        assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
-    for figure in (
-        against_kl(),
         importance_figures.slices(SEARCHED, ["cliprange"], SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
@@ -375,50 +370,12 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
     assert share.hovertemplate.endswith("%{y:.3f}<extra></extra>")
 
 
-# Reward against KL
-
-
-ENDED = pd.DataFrame(
-    [
-        trial(0, value=1.0, value_se=0.1, kl=4.0),
-        trial(1, Status.PRUNED, rule="kl_limit", value=1.4, value_se=0.2, kl=25.0),
-        trial(2, value=1.3, value_se=0.1, kl=9.0),
-        trial(3, Status.FAILED, rule="out_of_memory"),
-    ]
-)
-
-
-def against_kl(best: int | None = 2, chosen: tuple[int, ...] = ()) -> go.Figure:
-    return figures.reward_against_kl(ENDED, kl_budget=10, best=best, chosen=chosen)
+# Points
 
 
 def points_of(figure: go.Figure, status: Status) -> go.Scatter:
     [points] = [trace for trace in figure.data if trace.legendgroup == status.value and trace.customdata is not None]
     return points
-
-
-def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_and_error() -> None:
-    completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
-    assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
-    assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
-    assert list(completed.text) == ["0", ""], "the legend names the best"
-    assert list(points_of(against_kl(best=0), Status.COMPLETED).text) == ["", "2"]
-    assert list(completed.error_y.array) == [0.1, 0.1]
-    assert list(completed.marker.color) == [1.0, 1.3]
-    assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
-
-
-def test_budget_and_best_are_drawn_at_their_values() -> None:
-    figure = against_kl()
-    shading, budget = figure.layout.shapes
-    assert (shading.x0, shading.x1) == (10, pytest.approx(27.5))
-    assert (budget.x0, budget.x1) == (10, 10)
-    assert [note.text for note in figure.layout.annotations] == ["KL budget 10"]
-    best = named(figure, "best: trial 2")
-    assert (best.x, best.y, best.marker.symbol) == ((9,), (1.3,), "star")
-    assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
-    low, high = figure.layout.yaxis.range
-    assert low < 1.0 and high > 1.4
 
 
 def test_a_points_trial_reaches_the_browser_as_a_plain_number() -> None:

@@ -31,7 +31,7 @@ def headings(app: AppTest) -> list[str]:
 
 
 def steps_told(app: AppTest) -> list[int]:
-    return [int(caption.value.split("step ")[1].split(",")[0]) for caption in app.caption if "· step" in caption.value]
+    return [int(caption.help.split("of step ")[1].split(",")[0]) for caption in app.caption if "· KL" in caption.value]
 
 
 @pytest.mark.parametrize(("when", "step"), [("before training", 0), ("at step", 30), ("last", 30)])
@@ -51,6 +51,7 @@ def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     shown.run(app)
     assert app.query_params["prompt"] == "3"
     assert steps_told(app) == [0, 6, 12, 18, 24, 30]
+    assert [one.split("· step ")[1] for one in said(app) if "· KL" in one] == ["0", "6", "12", "18", "24", "30"]
     assert PROMPTS[3] in shown.texts(app) and PROMPTS[0] not in shown.texts(app)
     linked = page("samples", built, monkeypatch, trial=["0"], prompt="3")
     assert PROMPTS[3] in shown.texts(linked) and PROMPTS[0] not in shown.texts(linked)
@@ -72,9 +73,10 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
 
 def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["9", "8"])
-    assert [caption for caption in said(app) if "· step 18" in caption], "its best, 12 steps before its end"
-    without = [caption for caption in said(app) if "· step 6, its last; none trained was within the budget" in caption]
-    assert len(without) == 3, "trial 8 failed"
+    assert steps_told(app) == [18, 6] * 3, "its best, 12 steps before its end, and the last of trial 8, which failed"
+    assert not any("· step" in caption for caption in said(app)), "of one evaluation the tooltip says which"
+    without = [caption for caption in said(app) if ", its last; none trained was within the budget" in caption]
+    assert len(without) == 3
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

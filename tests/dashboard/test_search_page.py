@@ -14,6 +14,7 @@ from tests.dashboard.shown import FAILED, GOOD, page
 
 pytestmark = pytest.mark.slow
 GATES = ("gauntlet wide", "gauntlet narrow")
+SLICES = ("slices of value", "slices of value narrow")
 
 
 def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
@@ -21,10 +22,10 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
 ) -> None:
     app = page("why", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert [chart.key for chart in app.get("plotly_chart")] == [*GATES, "slices of value"]
+    assert [chart.key for chart in app.get("plotly_chart")] == [*GATES, *SLICES]
     app = page("why", built, monkeypatch, more="true")
     assert [chart.key for chart in app.get("plotly_chart")] == [
-        *GATES, "slices of value", "front of trials", "slice of kl", "pair", "parallel coordinates"
+        *GATES, *SLICES, "slice of kl", "pair", "parallel coordinates"
     ]  # fmt: skip
     assert "Different settings" not in shown.subheaders(app)
 
@@ -64,6 +65,9 @@ def test_only_trials_that_have_ended_are_compared_and_by_their_ends(
     app = page("why", tmp_path / "store.db", monkeypatch, more="true", setting="learning_rate")
     drawn = figures_of(app)
     assert drawn["slices of value"]["layout"]["annotations"][0]["text"] == "Best in budget, one seed"
+    columns = [len({axis["anchor"] for name, axis in drawn[key]["layout"].items() if name.startswith("yaxis")
+                    and axis["domain"][1] == 1.0}) for key in SLICES]  # fmt: skip
+    assert columns == [4, 2], "panels side by side, and on a phone"
     kl = drawn["slice of kl"]
     assert {trace["name"] for trace in kl["data"] if "name" in trace} == {"completed", "pruned", "failed"}
     assert kl["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import analysis, data, figures, style
+from dashboard import analysis, data, figures, importance_figures, style
 from dashboard.views import trials_table
 from tests.dashboard import shown
 from tests.dashboard.fake_store import STUDY
@@ -43,9 +43,9 @@ def test_figures_and_tables_tell_trials_apart(rescaled: Path) -> None:
     columns = trials_table._columns(trials_table.with_headlines(snapshot, trials))
     places = int(re.fullmatch(r"%\.(\d)f", columns["reward"]["type_config"]["format"])[1])  # type: ignore[index]
     assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
-    figure = figures.reward_against_kl(trials, kl_budget=10.0, best=None)
+    figure = importance_figures.slices(trials, ["learning_rate"], snapshot.view.spec)
     templates = [trace.hovertemplate for trace in figure.data if trace.hovertemplate]
-    [places] = {int(found) for text in templates for found in re.findall(r"eval reward %\{y:\.(\d)f\}", text)}
+    [places] = {int(found) for text in templates for found in re.findall(r"one seed: %\{y:\.(\d)f\}", text)}
     assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
 
 

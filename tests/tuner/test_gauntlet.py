@@ -11,6 +11,7 @@ import pytest
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner import test_ten_answers as ten
 from tests.tuner.test_ten_answers import NAME, STUDIES, around
+from tests.tuner.trial_rows import trial_row
 from tuner.confirm import gauntlet
 from tuner.confirm.answer import of_study
 from tuner.confirm.gauntlet import Gate, Gauntlet, Row, State
@@ -18,7 +19,6 @@ from tuner.confirm.plan import Plan, missing
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
-from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
@@ -101,16 +101,9 @@ def read(path: Path, budget: float | None = None) -> Gauntlet:
         return gauntlet.of_study(store, view, of_study(store, view))
 
 
-def stops(found: Gauntlet) -> dict[int, tuple[str, float | None]]:
-    """Where each trial stopped, and by how much."""
-
-    def excess(row: Row) -> float | None:
-        gate = row.stopped_at
-        limit, value = (None, None) if gate is None else (found.limits[gate], row.readings[row.passed].value)
-        is_other = gate is Gate.TRAINING and blame_of(row.trial.reason) != "kl"
-        return None if limit is None or value is None or is_other else round(value - limit, 6)
-
-    return {row.number: (str(row.stopped_at or row.state), excess(row)) for row in found.rows}
+def stops(found: Gauntlet) -> dict[int, tuple[str, str]]:
+    """Where each trial stopped, and its last reading."""
+    return {row.number: (str(row.stopped_at or row.state), row.readings[-1].text) for row in found.rows}
 
 
 def close(row: Row) -> list[str]:
@@ -121,17 +114,17 @@ def close(row: Row) -> list[str]:
 def test_each_trial_stops_at_the_first_gate_that_it_fails_and_by_how_much(tmp_path: Path) -> None:
     found = study(tmp_path / "s.db", TRIALS, FRESH)
     assert stops(found) == {
-        1: ("passed", None),
-        2: ("passed", None),
-        3: ("fresh seeds", 0.01),
-        0: ("fresh seeds", 0.0),
-        4: ("reward", -0.05),
-        5: ("reward", -0.6),
-        10: ("reward", -1.7),
-        6: ("eval KL", 3.0),
-        7: ("training KL", 30.0),
-        8: ("training KL", None),
-        9: ("training KL", None),
+        1: ("passed", "+1.00"),
+        2: ("passed", "+0.50"),
+        3: ("fresh seeds", "+0.01"),
+        0: ("fresh seeds", "beaten"),
+        4: ("reward", "1.750"),
+        5: ("reward", "1.200"),
+        10: ("reward", "0.100"),
+        6: ("eval KL", "9.00"),
+        7: ("training KL", "45.0"),
+        8: ("training KL", "Nothing learned"),
+        9: ("training KL", "failed"),
     }
     assert [row.number for row in found.rows] == [1, 2, 3, 0, 4, 5, 10, 6, 7, 8, 9], "by gates passed, then reward"
     assert found.left == [11, 8, 7, 4, 4, 2] and found.line == "11 → 8 → 7 → 4 → 4 → 2"
@@ -146,9 +139,8 @@ def test_each_trial_stops_at_the_first_gate_that_it_fails_and_by_how_much(tmp_pa
         4: ["reward"],
     }
     assert [row.number for row in found.rows if row.is_answer] == [1]
-    texts = {number: row_of[number].readings[-1].text for number in (0, 3, 4, 6, 7, 8, 9)}
-    assert texts == {0: "beaten", 3: "+0.01", 4: "1.750", 6: "9.00", 7: "45.0", 8: "Nothing learned", 9: "failed"}
-    assert [row_of[0].label, row_of[1].label] == ["reference (0)", "trial 1"]
+    baseline = replace(row_of[1], trial=trial_row(1, origin=Origin.BASELINE))
+    assert [row.label for row in (row_of[0], row_of[1], baseline)] == ["reference (0)", "trial 1", "baseline (1)"]
 
 
 def test_what_would_go_on_to_fresh_seeds_is_open_until_it_has(tmp_path: Path) -> None:
@@ -171,7 +163,7 @@ def test_under_another_budget_nothing_is_confirmed(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     study(path, TRIALS, FRESH)
     found = read(path, 5.0)
-    assert stops(found)[1] == ("eval KL", 0.85) and found.limits[Gate.KL] == 5.0
+    assert stops(found)[1] == ("eval KL", "5.85") and found.limits[Gate.KL] == 5.0
     assert found.left[-1] == len([row for row in found.rows if row.state is State.OPEN]) == 4
 
 
@@ -201,7 +193,7 @@ def test_it_ends_where_the_answer_is(
         assert found.rows[0].is_answer and found.rows[0].number == answer.number
 
 
-def test_the_hacking_sign_is_the_share_of_the_way_to_its_limit(tmp_path: Path) -> None:
+def test_the_hacking_sign_is_the_share_of_the_way_to_its_limit_on_each_seed(tmp_path: Path) -> None:
     ten.make(tmp_path / "ten.db", STUDIES["hacked"])
     first = read(tmp_path / "ten.db").rows[0].readings[3]
     # From 20 tokens to the mean of two evaluations, both 36, 34, 35 or 20; the limit is 30.

@@ -9,6 +9,7 @@ from rich.console import Console
 from ppo_core import output
 from tuner.cli import evidence, render
 from tuner.cli.storage import command
+from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
@@ -124,6 +125,8 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         if answer.confirmed is None:
             out.print(_test_line(answer))
         out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
+    left = gauntlet.of_study(store, view, answer).line
+    out.print(f"Trials left, at first and after each gate ({', '.join(gauntlet.GATES)}): {left}", soft_wrap=True)
     print_recommendation(out, store, answer)
 
 

@@ -22,7 +22,7 @@ from ppo_core.config.kl_budget import bound
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
-from tuner.confirm.plan import chosen
+from tuner.confirm.plan import chosen, label_of
 from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
 from tuner.judge.best import best_rank
 from tuner.judge.diagnose import course_of, hacking_findings
@@ -91,9 +91,8 @@ class Row:
 
     @property
     def label(self) -> str:
-        """`trial 17`, or `reference (0)`."""
-        is_reference = self.trial.origin is Origin.REFERENCE
-        return f"reference ({self.number})" if is_reference else f"trial {self.number}"
+        """See `label_of`."""
+        return label_of(self.trial)
 
     @property
     def stopped_at(self) -> Gate | None:

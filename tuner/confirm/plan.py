@@ -32,6 +32,11 @@ ALWAYS = (Origin.REFERENCE, Origin.BASELINE)
 """Origins of the trials that every confirmation has, to compare the others with."""
 
 
+def label_of(trial: TrialRow) -> str:
+    """Return `trial 17`, or `reference (0)` or `baseline (1)`."""
+    return f"{trial.origin} ({trial.number})" if trial.origin in ALWAYS else f"trial {trial.number}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """The request for a confirmation."""

@@ -31,7 +31,7 @@ from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.output import decimals, fixed, pluralize
-from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, due_step
+from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, due_step, label_of
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
 from tuner.store import OnTest, Store, TrialRow
@@ -231,8 +231,8 @@ class Confirmed:
 
     @property
     def label(self) -> str:
-        """`trial 17`, or with its trial's number `reference (0)` or `baseline (1)`."""
-        return f"{self.trial.origin} ({self.trial.number})" if self.trial.origin in ALWAYS else self.name
+        """See `label_of`."""
+        return label_of(self.trial)
 
     @property
     def is_reference(self) -> bool:
