@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from ppo_core.config.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
+    DRAWN_BY_DEFAULT,
     PROMPT_COLUMNS,
     NoPromptError,
     PromptRow,
     PromptSource,
     Reason,
     Split,
+    SplitPlan,
     date_note,
     draw,
     is_chat,
@@ -274,6 +276,8 @@ def _split_name(file: Path) -> str | None:
     return None
 
 
+FEW_EVAL = 32
+"""Fewer eval prompts are noted: from them on the error of a mean reward is over a sixth of the rewards' spread."""
 UNREADABLE_AT_MOST = 0.5
 """Maximum share of unreadable rows; more mean the wrong file or column."""
 
@@ -332,7 +336,19 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
         *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
         *((dated,) if dated else ()),
         f'prompts: {sizes}, from the column "{column}"',
+        *_few_note(len(prompts.eval), plan),
     )
+
+
+def _few_note(count: int, plan: SplitPlan) -> Iterator[str]:
+    """Yield a note if the eval prompts are so few that trials can hardly be told apart."""
+    if count < FEW_EVAL:
+        share = "prompts.eval sets a larger share or number of them, such as 0.3; " if plan.eval is None else ""
+        yield (
+            f"prompts: trials are judged on {count} eval prompts, so a reward's standard error is "
+            f"{count**-0.5:.0%} of the rewards' spread ({DRAWN_BY_DEFAULT**-0.5:.0%} with {DRAWN_BY_DEFAULT}); {share}"
+            "eval_prompts names a file of more"
+        )
 
 
 def _missing_columns(rows: Mapping[str, Sequence[PromptRow]]) -> Iterator[str]:

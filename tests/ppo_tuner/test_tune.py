@@ -153,3 +153,26 @@ def test_the_public_names_are_few_and_documented() -> None:
     assert len(pt.__all__) <= 15
     for name in set(pt.__all__) - {"__version__"}:
         assert getattr(pt, name).__doc__, name
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"response_length": 60}, ("response_length = 60", "32 positions", "so at most")),
+    ({"response_length": 4, "reward": lambda responses, answr: [0.0] * len(responses)}, ('"answr"', '"answer"')),
+    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 scores for 3",)),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_what_no_trial_could_do_is_refused_while_preparing_and_nothing_is_stored(
+    tiny_folder: Path, call: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    parts: dict[str, Any] = {
+        "policy": str(tiny_folder),
+        "reward": lambda responses: [0.0] * len(responses),
+        "prompts": [{"prompt": f"w{i % 20} w{i // 20}", "answer": "w3"} for i in range(64)],
+    }
+    with pytest.raises(pt.PPOTunerError) as caught:
+        pt.tune(**{**parts, **call}, trials=3, name="mine", batch_size=8, device="cpu")
+    assert all(each in str(caught.value) for each in words) and "\n" not in str(caught.value)
+    with pytest.raises(pt.StudyError, match="mine"):
+        pt.Study("mine")

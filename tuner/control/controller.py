@@ -212,7 +212,8 @@ class TrialLoop:
         to_come = [config.to_dict() for config in spec.extreme_configs().values()]
         trials = [*(row.config for row in self._study.rows), *to_come]
         value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
-        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models))
+        alone = spec.gpus_per_trial == 1  # a trial's other processes would find its GPU filled
+        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models, alone))
         while not self._is_stopping():
             for _, message in self._messages():
                 if isinstance(message, Prepared):

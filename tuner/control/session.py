@@ -82,7 +82,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
             row = store.study(spec.name)
             yield OpenStudy(store, lease, row, spec, folder, store.trials(row), last_order)
         except PPOTunerError:
-            if known is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
+            if known is None and not store.trials(row):
                 store.delete_study(lease)
             raise
         finally:
