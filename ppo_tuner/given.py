@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from ppo_core.cli.arguments import merged
+from ppo_core.config.batch_sizes import merged
 from ppo_core.data.prompts import PROMPT_COLUMNS, is_chat, plain
 from ppo_core.errors import ConfigError, first_line
 from ppo_core.loading.digest import of_model

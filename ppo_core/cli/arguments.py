@@ -17,6 +17,7 @@ import yaml
 from ppo_core.cli.command_line import Parser, positive, positive_int
 from ppo_core.cli.run_folder import HubRepo
 from ppo_core.config import checks
+from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
@@ -219,14 +220,6 @@ def refuse_flags(args: argparse.Namespace) -> None:
 
 FORMATS = (".json", ".yaml", ".yml", ".toml")
 
-_OTHER_WAY = {
-    "batch_size": "gradient_accumulation_steps",
-    "gradient_accumulation_steps": "batch_size",
-    "mini_batch_size": "num_mini_batches",
-    "num_mini_batches": "mini_batch_size",
-}
-"""Pairs of hyperparameters that state the same size."""
-
 _LISTS = ("reward", "report_to")
 _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
 
@@ -238,20 +231,6 @@ def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
         ConfigError: the values together are not allowed.
     """
     return PPOConfig.from_dict(merged(*layers))
-
-
-def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Merge `layers`, later ones over earlier ones.
-
-    A layer that states a size in one way replaces earlier layers' values for the other way.
-    """
-    values: dict[str, HyperValue] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            if value is not None and name in _OTHER_WAY:
-                values.pop(_OTHER_WAY[name], None)
-        values |= layer
-    return values
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:

@@ -220,7 +220,7 @@ class _Session(Hooks):
         return EXIT_OK if self._reason is None else EXIT_ERROR
 
     def _prepare(self) -> None:
-        """Prepare and check the task, and print the predicted peak, before loading anything; OutOfMemory if too large."""
+        """Prepare and check the task, and print the predicted peak before any model is loaded; it may be too large."""
         from ppo_core.loading import fits, ready
 
         self._assets = self._task.prepare(self.progress)

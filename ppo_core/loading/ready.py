@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import prompt_lengths, tokenised
-from ppo_core.data.task import Prompt, Prompts, Task, TaskAssets
+from ppo_core.data.task import OnProgress, Prompt, Prompts, Task, TaskAssets
 from ppo_core.errors import ConfigError, RewardError, RewardOutage, TaskError
 from ppo_core.models.networks import base_of, quiet_loading
 from ppo_core.rewards.batch import Batch, column_names
@@ -32,18 +32,36 @@ def require_ready(
     """
     prompts = (*assets.prompts.train, *assets.prompts.eval, *assets.prompts.test)
     functions = [FunctionReward(part, column_names(prompts)) for part in assets.rewards if part.kind == "function"]
-    try:
-        with quiet_loading():
-            shape = AutoConfig.from_pretrained(base_of(assets.policy))
-            tokenizer = AutoTokenizer.from_pretrained(assets.policy)
-    except Exception:  # libraries raise errors of many classes about missing or damaged files: loading says why
+    if (loaded := _shape_and_tokenizer(assets)) is None:
         return
+    shape, tokenizer = loaded
     longest = longest_prompt(assets.prompts, tokenizer, task.name)
     for config in configs:
         require_room(config, task, shape, longest)
     for function in functions if tries_rewards else ():
         if (note := _try(function, assets.prompts.train[:TRIED], tokenizer)) is not None:
             yield note
+
+
+def fitting_length(wanted: int, task: Task, assets: TaskAssets, progress: OnProgress) -> int:
+    """Return the wanted response length, or what fits behind the longest prompt if that is less, at least 1."""
+    if (loaded := _shape_and_tokenizer(assets)) is None:
+        return wanted
+    shape, tokenizer = loaded
+    room, why = room_behind(shape, longest_prompt(assets.prompts, tokenizer, task.name))
+    if wanted <= max(1, room):
+        return wanted
+    progress(f"response_length = {max(1, room):.0f}: {why}", 1.0)
+    return int(max(1, room))
+
+
+def _shape_and_tokenizer(assets: TaskAssets) -> tuple[PretrainedConfig, PreTrainedTokenizerBase] | None:
+    """Return the policy's config and tokenizer, or None if they cannot be read: loading the policy says why."""
+    try:
+        with quiet_loading():
+            return AutoConfig.from_pretrained(base_of(assets.policy)), AutoTokenizer.from_pretrained(assets.policy)
+    except Exception:  # libraries raise errors of many classes about missing or damaged files
+        return None
 
 
 def longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
