@@ -141,7 +141,7 @@ def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path 
 
 
 def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None) -> Task:
-    checks.require_known(table, KEYS, prefix)
+    checks.require_known(table, KEYS, prefix, {name: f"reference.{name}" for name in HYPERPARAMETERS})
     for key in REQUIRED:
         if key not in table:
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")

@@ -119,10 +119,11 @@ def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> Non
     assert finished
 
 
-def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
+def test_a_study_whose_task_is_refused_is_not_stored(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"^the words are missing$"):
         run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
-    assert rows(tmp_path) == []
+    with pytest.raises(StudyError, match="no studies yet"):
+        rows(tmp_path)
     finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
     assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Tally(0, 1, 0.0, None), ())
 
@@ -296,12 +297,12 @@ def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, m
         if isinstance(event, StudyWarned) and "trying again" in event.message:
             placed(tmp_path, "pause")
         if isinstance(event, StudyPaused):
-            told.append(event.study)
+            told.append(event.resume)
             placed(tmp_path, "stop")
 
     spec = quick_spec("cut_off", trials=2)
     assert not run(tmp_path, spec, workers=1, on_event=order, timeout=60.0)[0]
-    assert told == ["quick"]
+    assert told == [f"ppo-tuner resume quick --storage sqlite:///{tmp_path / 'store.db'}"]
     assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 

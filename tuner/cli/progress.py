@@ -38,7 +38,6 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.environment import to_copy
 from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
@@ -177,8 +176,8 @@ class StudyProgress:
                 about = "" if order.trial is None else f" trial {order.trial}"
                 refused = " refused" if order.state is OrderState.REFUSED else ""
                 self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")
-            case StudyPaused(study):
-                self.say(f"the study is paused; to resume: {to_copy(['resume', study])}")
+            case StudyPaused(resume):
+                self.say(f"the study is paused; to resume: {resume}")
             case StudyWarned(message):
                 self.say(f"warning: {output.plain(message)}")
             case StudyStopping(why=why):

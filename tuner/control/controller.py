@@ -66,6 +66,7 @@ from tuner.search.choose import New, Resume, choose, is_finished, left_out, paus
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
+from tuner.store.commands import command
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
@@ -139,7 +140,7 @@ class TrialLoop:
         self._finish_files()
         if self._verdict is not None:
             retried = any(row.status is Status.FAILED for row in self._study.rows)
-            first = f", then run: ppo-tuner retry {self._study.row.name}," if retried else ""
+            first = f", then run: {command(['retry', self._study.row.name], self._study.store)}," if retried else ""
             raise StudyError(f"{self._verdict}; fix the cause{first} and run the study again")
         return self._stopping
 
@@ -283,7 +284,7 @@ class TrialLoop:
             return False
         if not self._is_idle:
             self._is_idle = True
-            self._emit(StudyPaused(self._study.row.name))
+            self._emit(StudyPaused(command(["resume", self._study.row.name], self._study.store)))
         return True
 
     def _start_trials(self) -> None:
