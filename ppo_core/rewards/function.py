@@ -64,13 +64,11 @@ _LIBC = ctypes.CDLL(None)
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
 
-    A signal of a timer of the system (of Linux; elsewhere nothing is limited) does it, which also ends a wait, or C
-    code that lets no other thread run, such as `re`'s; the alarm is left to the user. Only the main thread can be
-    interrupted.
+    A timer's signal does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. Linux has
+    timers beside the alarm, which is left to the user; elsewhere it is the alarm, and a function that sets its own has
+    no other limit. Only the main thread can be interrupted.
     """
-    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
-    can = current_thread() is main_thread() and hasattr(_LIBC, "timer_create")
-    if not can or _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+    if current_thread() is not main_thread():
         yield
         return
 
@@ -79,17 +77,33 @@ def _time_limit(seconds: float) -> Iterator[None]:
             raise _TimeUp
 
     is_done = False
-    before = signal.signal(signal.SIGVTALRM, end)
-    every = divmod(round(seconds * 1e9), 10**9)
-    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
+    number = signal.SIGVTALRM if hasattr(_LIBC, "timer_create") else signal.SIGALRM
+    before = signal.signal(number, end)
+    stop = _start_timer(seconds) if number == signal.SIGVTALRM else _start_alarm(seconds)
     try:
         try:
             yield
         finally:
             is_done = True
     finally:
-        _LIBC.timer_delete(timer)  # first: its signal ends a process that does not handle it
-        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+        stop()  # first: its signal ends a process that does not handle it
+        signal.signal(number, before or signal.SIG_DFL)
+
+
+def _start_timer(seconds: float) -> Callable[[], object]:
+    """Have Linux send SIGVTALRM each time that the seconds pass, until what is returned is called."""
+    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
+    if _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+        return lambda: None
+    every = divmod(round(seconds * 1e9), 10**9)
+    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
+    return lambda: _LIBC.timer_delete(timer)
+
+
+def _start_alarm(seconds: float) -> Callable[[], object]:
+    """Have the system send SIGALRM each time that the seconds pass, until what is returned is called."""
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    return lambda: signal.setitimer(signal.ITIMER_REAL, *before)
 
 
 @functools.cache

@@ -43,6 +43,7 @@ from tuner.control.events import (
 )
 from tuner.control.retry import TrialWatch
 from tuner.files import folder as study_folder
+from tuner.files import trial_log
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import Tally, tally
 from tuner.store import TrialRow
@@ -285,6 +286,17 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
     (waited,) = seen
     assert waited.status is Status.WAITING and waited.reason is not None
     assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
+
+
+@pytest.mark.parametrize(("budget", "told"), [(20.0, 1), (20.5, 0)])
+def test_what_rounding_shows_as_kl_is_told_once_and_in_each_trials_log(
+    tmp_path: Path, budget: float, told: int
+) -> None:
+    _, events = run(tmp_path, quick_spec("rounding", trials=2, kl={"budget": budget, "limit": 60.0}))
+    warned = [event.message for event in events if isinstance(event, StudyWarned)]
+    assert len([line for line in warned if "rounding" in line and "10.0%" in line]) == len(warned) == told
+    logs = [trial_log.path_of(tmp_path / "runs/quick" / number).read_text() for number in "01"]
+    assert [log.count("rounding in bfloat16") for log in logs] == [told, told]
 
 
 @pytest.mark.slow

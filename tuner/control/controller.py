@@ -14,7 +14,7 @@ from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
-from ppo_core.output import report_line
+from ppo_core.output import has_much_rounding, report_line, rounding_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
 from tuner.control import retry
@@ -118,6 +118,7 @@ class TrialLoop:
         self._renewed_at = time.monotonic()
         self._is_idle = False
         self._notices_emitted = 0
+        self._has_told_rounding = False
 
     def run(self) -> str | None:
         """Run the study; return None if it finished, or why it stopped.
@@ -441,9 +442,18 @@ class TrialLoop:
             self._ends.note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._ends.note(number, report_line(message.report, last_step))
+        if has_much_rounding(message.report, study.spec.kl_budget):
+            self._tell_rounding(number, str(rounding_line(message.report, study.spec.kl_budget)))
         self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, last_step, decision.reason))
+
+    def _tell_rounding(self, number: int, line: str) -> None:
+        """Note what rounding shows as KL, in the log of each trial that measured it and once in this run."""
+        self._ends.note(number, line)
+        if not self._has_told_rounding:
+            self._has_told_rounding = True
+            self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
         """Return the pruner's decision to end a trial after its evaluation, or None."""
