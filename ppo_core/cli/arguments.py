@@ -6,7 +6,8 @@ defaults, then the task's reference, then a file or a trial, then flags.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -276,6 +277,23 @@ def texts(value: object, where: str) -> tuple[str, ...]:
     raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
 
 
+def _each_once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return pairs of keys and values as a table; ValueError if a key is there twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice} is given twice")
+    return table
+
+
+def _read_yaml(text: str) -> Any:
+    """Return YAML's content; of its outermost table no key may be there twice."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+    return yaml.safe_load(text)
+
+
 def parse_config(path: Path) -> Mapping[str, Any]:
     """Return the content of a JSON, YAML or TOML file.
 
@@ -288,9 +306,10 @@ def parse_config(path: Path) -> Mapping[str, Any]:
         return checks.read_toml(path, "config file")
     text = checks.read_text(path, "config file")
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else _read_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # or more nested lists than Python reads
-        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {what}") from error
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path}: not a table of hyperparameters and their values")
     return content

@@ -1,5 +1,6 @@
 """Read a source's prompts: bad rows are left out and reported, and the splits are disjoint."""
 
+import codecs
 import csv
 import itertools
 import json
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from ppo_core.config.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
     DRAWN_BY_DEFAULT,
+    DRAWN_ONE_IN,
     PROMPT_COLUMNS,
     NoPromptError,
     PromptRow,
@@ -115,6 +117,8 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
     if path.suffix.lower() not in READERS:
         raise TaskError(f"{source.where}: cannot read {path.name}; supported: {', '.join(READERS)}")
     try:
+        if path.is_file() and path.open("rb").read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise TaskError(f"{source.where}: {path.name} is in UTF-16; save it in UTF-8")
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
         raise TaskError(f"{source.where}: {path.name} cannot be read: {error.strerror or error}") from error
@@ -422,6 +426,8 @@ def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = "".join(_left_out_note("; ", left_out, count, source))
+            if role != "train" and getattr(source, role) is None and len(parts["train"]) > 1:
+                why += f"; unset it is one row in {DRAWN_ONE_IN}: set prompts.{role} = 1 or more, or name a file"
             choice = getattr(source, role)
             where = f'prompts "{choice}"' if is_data_file(choice) else source.where
             raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")

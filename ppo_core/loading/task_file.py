@@ -264,7 +264,7 @@ def is_task_path(name: str, folder: Path | None = None) -> bool:
     """
     if name.startswith(STATED):
         return False
-    return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / name).is_dir()
+    return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / user_path(name)).is_dir()
 
 
 def read_task(name: str) -> Task:

@@ -185,7 +185,7 @@ class FunctionReward:
         try:
             with _time_limit(self.part.seconds):
                 return self._call(batch) if begun is None else begun.result()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
             raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
         except _TimeUp:
@@ -201,8 +201,8 @@ class FunctionReward:
                 row = None
                 logger.warning("%s; on %s; once again", problem, self._blamed(batch, row))
                 return self._call(batch)
-        except (Exception, _TimeUp) as error:
-            cause = error if isinstance(error, Exception) else None
+        except (Exception, SystemExit, _TimeUp) as error:
+            cause = None if isinstance(error, _TimeUp) else error
             raise RewardOutage(f"{problem}; on {self._blamed(batch, row)}") from cause
 
     async def _begin(self, batch: Batch) -> Any:
@@ -265,7 +265,7 @@ class FunctionReward:
             with _time_limit(self.part.seconds):
                 for row in range(len(batch)):
                     self._call(batch.rows(row, row + 1))
-        except (Exception, _TimeUp):
+        except (Exception, SystemExit, _TimeUp):
             return row
         return None
 
@@ -298,7 +298,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
     except TaskError:
         raise
-    except Exception as error:  # the user's module may raise any class
+    except (Exception, SystemExit) as error:  # the user's module may raise any class
         raise TaskError(f"{who}: importing {place} raised {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
