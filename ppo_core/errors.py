@@ -5,7 +5,7 @@ import errno
 import socket
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -157,19 +157,23 @@ LEAST_PREFIX = 3
 """Shortest prefix that is taken for an abbreviated name."""
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+ELSEWHERE: Mapping[str, str] = {"kl_budget": "", "kl_limit": ""}
+"""Names that are meant where similar ones are allowed and they are not: then nothing is suggested."""
+
+
+def nearest(name: str, valid: Iterable[str], elsewhere: Mapping[str, str] = ELSEWHERE) -> str:
     """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
 
     That is our name for what other trainers call `name`, else a name with similar letters, else a longer one.
-    Dashes before a flag do not count as letters.
+    Dashes before a flag do not count as letters. Names that belong `elsewhere` are suggested as stated there.
     """
-    given = name.lstrip("-").lower()
-    names = {other.lstrip("-").lower(): other for other in valid}
-    ours = OTHER_NAMES.get(given.replace("-", "_"))
+    given = name.lstrip("-").lower().replace("-", "_")
+    names = {**elsewhere, **{other.lstrip("-").lower().replace("-", "_"): other for other in valid}}
+    ours = OTHER_NAMES.get(given)
     close = [ours] if ours in names else difflib.get_close_matches(given, names, n=1, cutoff=SIMILARITY)
     if not close and len(given) >= LEAST_PREFIX:
         close = sorted((letters for letters in names if letters.startswith(given)), key=len)
-    return f'; did you mean "{names[close[0]]}"?' if close else ""
+    return f'; did you mean "{names[close[0]]}"?' if close and names[close[0]] else ""
 
 
 SHOWN = 60

@@ -207,10 +207,16 @@ def rounding_line(report: StepReport, kl_budget: float) -> str | None:
     kl = report.metrics.get("eval/kl_rounding")
     if kl is None:
         return None
-    is_much = kl >= MUCH_ROUNDING * kl_budget
-    advice = "; the training KL holds as much, so set bf16 = false, shorter responses or a larger kl_budget"
     text = f"rounding in bfloat16 shows a KL of {short(kl)} {KL_UNIT}, {kl / kl_budget:.1%} of the KL budget"
-    return f"warning: {text}{advice}" if is_much else text
+    return f"warning: {text}{_ROUNDING_ADVICE}" if has_much_rounding(report, kl_budget) else text
+
+
+_ROUNDING_ADVICE = "; the training KL holds as much, so set bf16 = false, shorter responses or a larger kl_budget"
+
+
+def has_much_rounding(report: StepReport, kl_budget: float) -> bool:
+    """Return True if what rounding alone shows as KL was measured at the step and is a visible share of the budget."""
+    return report.metrics.get("eval/kl_rounding", 0.0) >= MUCH_ROUNDING * kl_budget
 
 
 def reward_texts(rewards: Sequence[float | None], parts: Sequence[Mapping[str, float | None]]) -> list[str]:

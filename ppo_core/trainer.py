@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ppo_core.algorithm.advantages import masked_whiten
 from ppo_core.algorithm.experience import (
@@ -44,6 +43,7 @@ from ppo_core.distributed.world import World, init_process_group, raise_on_all_r
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_again, evaluate_on_test
 from ppo_core.loading.load import FrozenPolicy, TaskModels, load_task
+from ppo_core.loading.ready import require_room
 from ppo_core.loading.task_file import AnyTask
 from ppo_core.models import fsdp as sharding
 from ppo_core.models.memory import free, peak_mib
@@ -192,7 +192,7 @@ class PPOTrainer:
         world: World,
         make_generator: MakeGenerator | None = None,
     ) -> None:
-        _require_room(config, models)
+        require_room(config, models.task, models.reference.config, models.longest_prompt)
         _require_whole_groups(config, world)
         SamplingSettings.of(config, models.reference, models.tokenizer)  # raises errors of the networks
         self.models = models
@@ -366,34 +366,3 @@ def _require_whole_groups(config: PPOConfig, world: World) -> None:
             f"{share} responses of a rollout batch, so not all of a prompt; set batch_size to a multiple of "
             f"{config.num_generations * world.size}"
         )
-
-
-def _require_room(config: PPOConfig, models: TaskModels) -> None:
-    """Raise ConfigError if a response would not fit into the model's positions behind the longest prompt."""
-    most, why = _most_tokens(models.reference)
-    room = most - models.longest_prompt
-    why = f"{why} and the longest prompt takes {models.longest_prompt}, so at most {room:.0f}"
-    if config.response_length > room:
-        raise ConfigError(f"response_length = {config.response_length} is not allowed: {why}")
-    if models.task.eval_response_length > room:
-        raise TaskError(
-            f'task "{models.task.name}": its evaluation\'s response_length = {models.task.eval_response_length} is not '
-            f"allowed: {why}"
-        )
-
-
-def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
-    """Return the maximum tokens of a prompt with its response, and the reason; infinity if unbounded."""
-    config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or math.inf
-    ropes = getattr(config, "rope_parameters", None) or {}  # one config, or one per kind of layer
-    limits = [
-        rope["original_max_position_embeddings"]
-        for rope in (ropes, *ropes.values())
-        if isinstance(rope, Mapping) and rope.get("rope_type") == "longrope"
-    ]
-    most = min(limits, default=math.inf)
-    if most < positions:
-        # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
-        return most, f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
-    return positions, f"the policy has {positions} positions"

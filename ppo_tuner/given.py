@@ -9,29 +9,52 @@ What a file holds is in its name, so none is ever changed, and a study's task st
 """
 
 import hashlib
+import inspect
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from ppo_core.cli.arguments import merged
+from ppo_core.config.batch_sizes import merged
 from ppo_core.data.prompts import PROMPT_COLUMNS, is_chat, plain
-from ppo_core.errors import ConfigError, first_line
+from ppo_core.errors import ConfigError, first_line, nearest
 from ppo_core.loading.digest import of_model
 from ppo_core.loading.parts import policy_place, reference_to
 from ppo_core.loading.task_file import FOLDER_FILES, Preparation, as_table, read_table
 from ppo_core.rewards import pickled
 from ppo_core.tasks import skeleton
+from tuner.environment import PROG
 
 TASK_FILE = FOLDER_FILES[0]
 SPLITS = ("eval_prompts", "test_prompts")
 """Keys of a task file that may hold what `prompts` may."""
+
+
+def require_known(keywords: Iterable[str], allowed: Iterable[str], call: Callable[..., Any]) -> None:
+    """Raise ConfigError for a keyword that is neither allowed nor a parameter of the call, with the nearest one."""
+    allowed = (*inspect.signature(call).parameters, *allowed)
+    for key in keywords:
+        if key not in allowed:
+            raise ConfigError(f'unknown keyword "{key}"{nearest(key, allowed)}')
+
+
+@contextmanager
+def in_words_of_keywords() -> Iterator[None]:
+    """Remove dashes and the command line's help from errors about flags: the user has given keywords."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(rf"; see {PROG}( [a-z-]+)? --help$", "", str(error))
+        said, command, rest = text.partition(f"{PROG} ")  # which is to be copied
+        said = re.sub(r"(?:argument )?--([a-z][a-z_-]*)", lambda flag: flag[1].replace("-", "_"), said)
+        raise ConfigError(f"{said}{command}{rest}") from error
 
 
 def require_task(parts: Mapping[str, Any], task: object) -> None:

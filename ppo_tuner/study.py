@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ from ppo_core.cli.command_line import import_from_working_folder
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.errors import ConfigError, StoreError, StudyError, nearest
+from ppo_core.errors import ConfigError, StoreError, StudyError
 from ppo_core.loading import digest
 from ppo_core.output import console
 from ppo_core.tasks import skeleton
 from ppo_tuner import given
-from ppo_tuner.training import TrainedRun, flags, launched
+from ppo_tuner.training import TrainedRun, flags, launched, train_keywords
 from tuner.cli import manage, report, run, storage
 from tuner.cli.main import build_parser
 from tuner.confirm.answer import of_study
@@ -117,7 +117,7 @@ class Study:
         with self._read() as (store, view):
             found = of_study(store, view)
             if found is None:
-                return Answer(report.no_winner(view), "", "", "", "", "")
+                return Answer(report.no_winner(store, view), "", "", "", "", "")
             return Answer(
                 decision=found.decision,
                 evidence=found.evidence,
@@ -180,7 +180,7 @@ class Study:
             ConfigError: a setting is not allowed.
             KeyboardInterrupt: it was interrupted; what runs has saved a checkpoint.
         """
-        _require_known(settings, _RUN_FLAGS)
+        given.require_known(settings, _RUN_FLAGS, Study.confirm)
         args = _parsed("confirm", self.name, storage=self._storage, seeds=seeds, top=top, **settings)
         with self._read() as (_, view):
             spec = view.spec
@@ -201,8 +201,9 @@ class Study:
         with self._read() as (store, view):
             found = of_study(store, view)
             if found is None:
-                raise StudyError(report.no_winner(view))
+                raise StudyError(report.no_winner(store, view))
             words = [*found.launch[1:], *storage.flags(store.url.render_as_string(hide_password=False))]
+        given.require_known(flags_of_train, train_keywords(), Study.train)
         output = flags_of_train.pop("output", None)
         words += flags(total_episodes=total_episodes, **flags_of_train)
         return launched(f"{self.name}-{found.number}" if output is None else Path(output), words)
@@ -223,7 +224,7 @@ class Study:
         with self._read() as (store, view):
             launch = launch_config(store, view, None)
         if launch is None:
-            raise StudyError(report.no_winner(view))
+            raise StudyError(report.no_winner(store, view))
         if output is not None:
             manage.export(_parsed("export", self.name, storage=self._storage, to=to, output=output, force=force))
         return write(launch, to, view.spec.task).text
@@ -287,7 +288,7 @@ def tune(
     """
     import_from_working_folder()
     allowed = (*_STUDY_KEYS, *_RUN_FLAGS, *_TASK_KEYS, *HYPERPARAMETERS, "kl_limit", "worker_settings")
-    _require_known(more, allowed)
+    given.require_known(more, allowed, tune)
     hyperparameters = {key: more[key] for key in HYPERPARAMETERS if key in more and key != "seed"}
     of_task = {key: more[key] for key in _TASK_KEYS if key in more}
     parts = {"policy": policy, "reward": reward, "prompts": prompts}
@@ -317,7 +318,8 @@ def tune(
         "run", name, storage=where, workers=workers, timeout=timeout,
         **{key: more[key] for key in _RUN_FLAGS if key in more},
     )  # fmt: skip
-    stopped, _ = run.run_whole(StudySpec.from_dict(content, "tune"), args, from_file=True)
+    with given.in_words_of_keywords():
+        stopped, _ = run.run_whole(StudySpec.from_dict(content, "tune"), args, from_file=True)
     _announce(stopped)
     return Study(name, where)
 
@@ -381,16 +383,11 @@ def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _require_known(keywords: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for key in keywords:
-        if key not in allowed:
-            raise ConfigError(f'unknown keyword "{key}"{nearest(key, allowed)}')
-
-
 def _parsed(command: str, name: str, **keywords: Any) -> argparse.Namespace:
     """Return a command's flags, checked as on the command line."""
     parser, _ = build_parser()
-    args: argparse.Namespace = parser.parse_args([command, name, *flags(**keywords)])
+    with given.in_words_of_keywords():
+        args: argparse.Namespace = parser.parse_args([command, name, *flags(**keywords)])
     return args
 
 

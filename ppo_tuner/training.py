@@ -92,6 +92,7 @@ def train(
         KeyboardInterrupt: it was interrupted; the run has saved a checkpoint.
     """
     import_from_working_folder()
+    given.require_known(more, (*train_keywords(), *given.SPLITS), train)
     parts = {"policy": policy, "reward": reward, "prompts": prompts}
     given.require_task(parts, task)
     of_task = {key: more.pop(key) for key in given.SPLITS if key in more}
@@ -106,6 +107,12 @@ def train(
     budget = "X" if kl_budget is None else f"{kl_budget:g}"
     console().print(f"a study that looks for more: pt.tune(..., kl_budget={budget}, budget=8)")
     return done
+
+
+def train_keywords() -> list[str]:
+    """Return the flags of `ppo-tuner train` as keywords."""
+    options = (option for action in command.build_parser()._actions for option in action.option_strings)
+    return [option.removeprefix("--") for option in options if option.startswith("--")]
 
 
 def _new_folder(name: str) -> Path:
@@ -124,6 +131,8 @@ def launched(folder: str | Path, words: Sequence[str]) -> TrainedRun:
         KeyboardInterrupt: it was interrupted; the run has saved a checkpoint.
     """
     output = _new_folder(folder) if isinstance(folder, str) else folder
-    if command.train([*words, "--output", str(output)]) == EXIT_INTERRUPTED:
+    with given.in_words_of_keywords():
+        status = command.train([*words, "--output", str(output)])
+    if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt(f"the run in {output} was interrupted")
     return TrainedRun(output)

@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from tests.chromium import COMMAND, NO_BROWSER
 
 # One thread for every process the tests start: results then do not depend on the machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Commands to copy begin with the program's name alone, as where its environment is activated.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Hundreds of processes start here: they compile the modules once, also where a container says otherwise.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

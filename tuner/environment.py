@@ -35,6 +35,14 @@ def shortened(path: Path) -> Path:
 
 def to_copy(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command for people to copy, with its path if it is not on PATH."""
-    started = Path(sys.argv[0])
-    is_found = started.name != PROG or shutil.which(PROG) is not None
-    return shlex.join([PROG if is_found else str(shortened(started)), *words])
+    return shlex.join([*_program(), *words])
+
+
+def _program() -> list[str]:
+    """Return the words that start the program in a shell: also where a script of the user's is what runs."""
+    if shutil.which(PROG) is not None:
+        return [PROG]
+    started, beside = Path(sys.argv[0]), Path(sys.executable).with_name(PROG)
+    if started.name == PROG or beside.exists():
+        return [str(shortened(started if started.name == PROG else beside))]
+    return [sys.executable, "-m", "tuner.cli.main"]

@@ -6,7 +6,8 @@ defaults, then the task's reference, then a file or a trial, then flags.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from ppo_core.cli.command_line import Parser, positive, positive_int
 from ppo_core.cli.run_folder import HubRepo
 from ppo_core.config import checks
+from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
@@ -212,14 +214,6 @@ def refuse_flags(args: argparse.Namespace) -> None:
 
 FORMATS = (".json", ".yaml", ".yml", ".toml")
 
-_OTHER_WAY = {
-    "batch_size": "gradient_accumulation_steps",
-    "gradient_accumulation_steps": "batch_size",
-    "mini_batch_size": "num_mini_batches",
-    "num_mini_batches": "mini_batch_size",
-}
-"""Pairs of hyperparameters that state the same size."""
-
 _LISTS = ("reward", "report_to")
 _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
 
@@ -231,20 +225,6 @@ def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
         ConfigError: the values together are not allowed.
     """
     return PPOConfig.from_dict(merged(*layers))
-
-
-def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Merge `layers`, later ones over earlier ones.
-
-    A layer that states a size in one way replaces earlier layers' values for the other way.
-    """
-    values: dict[str, HyperValue] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            if value is not None and name in _OTHER_WAY:
-                values.pop(_OTHER_WAY[name], None)
-        values |= layer
-    return values
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
@@ -290,6 +270,23 @@ def texts(value: object, where: str) -> tuple[str, ...]:
     raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
 
 
+def _each_once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return pairs of keys and values as a table; ValueError if a key is there twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice} is given twice")
+    return table
+
+
+def _read_yaml(text: str) -> Any:
+    """Return YAML's content; of its outermost table no key may be there twice."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+    return yaml.safe_load(text)
+
+
 def parse_config(path: Path) -> Mapping[str, Any]:
     """Return the content of a JSON, YAML or TOML file, or raise ConfigError."""
     if path.suffix not in FORMATS:
@@ -298,9 +295,10 @@ def parse_config(path: Path) -> Mapping[str, Any]:
         return checks.read_toml(path, "config file")
     text = checks.read_text(path, "config file")
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else _read_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # or more nested lists than Python reads
-        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {what}") from error
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path}: not a table of hyperparameters and their values")
     return content

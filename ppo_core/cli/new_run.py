@@ -19,6 +19,7 @@ from ppo_core.cli import arguments, trackers, trl
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings
 from ppo_core.cli.run_folder import TASK_FILE, HubRepo, Run, RunOrigin
 from ppo_core.cli.trl import TrlFile
+from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
@@ -90,10 +91,11 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     report_to = trackers.resolve(settings.report_to or ())
     flags = arguments.hyperparameters_of(vars(args))
     kl_budget = settings.kl_budget if start is None and trl_file is None else None
+    given_values = {**(base_values if start is None else {}), **flags}
     pace = _own_pace({**base_values, **flags}, kl_budget)
     if parts is not None and "kl_target" in pace:  # so no number but the budget is needed
         pace = {**skeleton.reference(parts.policy, flags.get("batch_size", base_values.get("batch_size"))), **pace}
-    base_values = arguments.merged(pace, base_values)
+    base_values = merged(pace, base_values)
     task = settings.task or DEFAULT_TASK
     reference = {} if parts is not None else get_task(task).reference
     config = arguments.layered(reference, base_values, flags)
@@ -125,6 +127,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
         stop_at_episode=settings.stop_at_episode,
         origin=None if start is None else _origin(start, config, stages),
         stages=stages,
+        given=given_values,
         guard={} if start is None else start.guard,
     )
     return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, digests=digests, repo=repo)

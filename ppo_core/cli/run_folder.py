@@ -23,6 +23,7 @@ from typing import Any
 from ppo_core import checkpoint
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.trackers import TrackedRun
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, described
 from ppo_core.errors import CheckpointError, ConfigError
@@ -116,6 +117,8 @@ class Run:
     """None: the configuration does not come from a study."""
     stages: tuple[Stage, ...] = ()
     """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
+    given: Mapping[str, HyperValue] = field(default_factory=dict)
+    """Hyperparameters of the flags and the config file."""
     guard: Mapping[str, Any] = field(default_factory=dict)
     """A study's KL limit and first budget (`limit`, `budget`, in nats per response) and `[guard]` table (`rules`);
     empty: not from a study."""

@@ -220,10 +220,12 @@ class _Session(Hooks):
         return EXIT_OK if self._reason is None else EXIT_ERROR
 
     def _prepare(self) -> None:
-        """Prepare the task and print the predicted peak before loading anything; OutOfMemory if it cannot fit."""
-        from ppo_core.loading import fits
+        """Prepare and check the task, and print the predicted peak before any model is loaded; it may be too large."""
+        from ppo_core.loading import fits, ready
 
         self._assets = self._task.prepare(self.progress)
+        for note in ready.require_ready(self.run.configs, self._task, self._assets):
+            self.progress(note, 1.0)
         if self.run.config.shards_weights(launched.size()):
             return
         shares = [config.share_of(launched.size()) for config in self.run.configs]

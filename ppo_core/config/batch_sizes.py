@@ -5,8 +5,10 @@ micro = P W, local = P G, batch = P G W, mini = batch / M.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 
 
@@ -110,3 +112,26 @@ def require_divides(small_name: str, small: int, big_name: str, big: int) -> Non
     divisors = {*low, *(big // d for d in low)}
     allowed = " or ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])))
     raise ConfigError(f"{small_name} = {small} does not divide {big_name} = {big}; the nearest that do: {allowed}")
+
+
+_OTHER_WAY = {
+    "batch_size": "gradient_accumulation_steps",
+    "gradient_accumulation_steps": "batch_size",
+    "mini_batch_size": "num_mini_batches",
+    "num_mini_batches": "mini_batch_size",
+}
+"""Pairs of hyperparameters that state the same size."""
+
+
+def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Merge `layers`, later ones over earlier ones.
+
+    A layer that states a size in one way replaces earlier layers' values for the other way.
+    """
+    values: dict[str, HyperValue] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is not None and name in _OTHER_WAY:
+                values.pop(_OTHER_WAY[name], None)
+        values |= layer
+    return values

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.config.lookup import not_found
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ELSEWHERE, ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,18 @@ def table(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Raise ConfigError for the first key that is not allowed; `where` ends with the prefix of a key."""
+def require_known(
+    keys: Iterable[str], allowed: Iterable[str], where: str, elsewhere: Mapping[str, str] = ELSEWHERE
+) -> None:
+    """Raise ConfigError for the first key that is not allowed; `where` ends with the prefix of a key, and `elsewhere`
+    says where others belong, by name.
+    """
     allowed = tuple(allowed)
     for key in keys:
         if key not in allowed:
-            raise ConfigError(f"{where}{key}: unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed)}")
+            raise ConfigError(
+                f"{where}{key}: unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed, elsewhere)}"
+            )
 
 
 def text(value: object, where: str, what: str = "a string in quotes") -> str:

@@ -11,18 +11,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from ppo_core.errors import PPOTunerError, TaskError, first_line, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, cut, first_line, nearest
+
+_LONGEST_NAME = 255
+"""Bytes of a file's name."""
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other."""
+    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other.
+
+    Raises:
+        ConfigError: no system can have such a path.
+    """
+    if "\0" in text or any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(text).parts):
+        raise ConfigError(f"{cut(text)} cannot be a path: a name in it has a NUL or over {_LONGEST_NAME} bytes")
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def not_found(path: Path) -> str:
     """Return `x.toml not found in FOLDER`, the folder that a relative path begins at, with the nearest name there."""
     place = "" if path.is_absolute() else f" in {Path.cwd()}"
-    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    siblings = [item.name for item in path.parent.iterdir() if item.name != path.name] if path.parent.is_dir() else []
     return f"{path} not found{place}{nearest(path.name, siblings)}"
 
 

@@ -1,5 +1,6 @@
 """Read a source's prompts: bad rows are left out and reported, and the splits are disjoint."""
 
+import codecs
 import csv
 import itertools
 import json
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from ppo_core.config.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
+    DRAWN_BY_DEFAULT,
+    DRAWN_ONE_IN,
     PROMPT_COLUMNS,
     NoPromptError,
     PromptRow,
     PromptSource,
     Reason,
     Split,
+    SplitPlan,
     date_note,
     draw,
     is_chat,
@@ -113,6 +117,8 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
     if path.suffix.lower() not in READERS:
         raise TaskError(f"{source.where}: cannot read {path.name}; supported: {', '.join(READERS)}")
     try:
+        if path.is_file() and path.open("rb").read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise TaskError(f"{source.where}: {path.name} is in UTF-16; save it in UTF-8")
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
         raise TaskError(f"{source.where}: {path.name} cannot be read: {error.strerror or error}") from error
@@ -274,6 +280,8 @@ def _split_name(file: Path) -> str | None:
     return None
 
 
+FEW_EVAL = 32
+"""Fewer eval prompts are noted: from them on the error of a mean reward is over a sixth of the rewards' spread."""
 UNREADABLE_AT_MOST = 0.5
 """Maximum share of unreadable rows; more mean the wrong file or column."""
 
@@ -332,7 +340,19 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
         *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
         *((dated,) if dated else ()),
         f'prompts: {sizes}, from the column "{column}"',
+        *_few_note(len(prompts.eval), plan),
     )
+
+
+def _few_note(count: int, plan: SplitPlan) -> Iterator[str]:
+    """Yield a note if the eval prompts are so few that trials can hardly be told apart."""
+    if count < FEW_EVAL:
+        share = "prompts.eval sets a larger share or number of them, such as 0.3; " if plan.eval is None else ""
+        yield (
+            f"prompts: trials are judged on {count} eval prompts, so a reward's standard error is "
+            f"{count**-0.5:.0%} of the rewards' spread ({DRAWN_BY_DEFAULT**-0.5:.0%} with {DRAWN_BY_DEFAULT}); {share}"
+            "eval_prompts names a file of more"
+        )
 
 
 def _missing_columns(rows: Mapping[str, Sequence[PromptRow]]) -> Iterator[str]:
@@ -406,6 +426,8 @@ def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = "".join(_left_out_note("; ", left_out, count, source))
+            if role != "train" and getattr(source, role) is None and len(parts["train"]) > 1:
+                why += f"; unset it is one row in {DRAWN_ONE_IN}: set prompts.{role} = 1 or more, or name a file"
             choice = getattr(source, role)
             where = f'prompts "{choice}"' if is_data_file(choice) else source.where
             raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")

@@ -13,11 +13,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.prompts import encode, prompt_lengths
+from ppo_core.data.prompts import encode
 from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.distributed.world import init_process_group, require_own_gpu
 from ppo_core.errors import TaskError, one_line
 from ppo_core.loading.digest import digests
+from ppo_core.loading.ready import longest_prompt
 from ppo_core.loading.task_file import AnyTask, get_task
 from ppo_core.models import quantized
 from ppo_core.models.networks import computes_in_bf16, follow_text, load_pretrained, prepare_layers, quiet_loading
@@ -156,7 +157,7 @@ def _load(task: Task, device: str, held: FrozenPolicy) -> TaskModels:
     where = resolve_device(device)
     reference, tokenizer = load_policy(assets.policy, where, held, f'task "{name}"')
     prompts = assets.prompts
-    longest = _longest_prompt(prompts, tokenizer, name)
+    longest = longest_prompt(prompts, tokenizer, name)
     every = (*prompts.train, *prompts.eval, *prompts.test)
     ends = [] if tokenizer.eos_token_id is None else [[int(tokenizer.eos_token_id)]]
     read = chain(ends, (encode(prompt, tokenizer) for prompt in every))  # a response has the model's own tokens
@@ -200,19 +201,6 @@ def _require_known_tokens(
         require(ids)
     if also_later:
         embeddings.register_forward_pre_hook(lambda _, args: require(args[0].flatten().tolist()))
-
-
-def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
-    """Return the longest prompt's length in tokens, or raise TaskError for an empty prompt."""
-    longest = 0
-    for split in ("train", "eval", "test"):
-        lengths = prompt_lengths(getattr(prompts, split), tokenizer)
-        if 0 in lengths:
-            raise TaskError(
-                f'task "{task}": prompts.{split}[{lengths.index(0)}] is empty; a prompt needs at least one token'
-            )
-        longest = max([longest, *lengths])
-    return longest
 
 
 def load_policy(

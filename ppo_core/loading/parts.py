@@ -170,6 +170,8 @@ def reward_kind(text: str) -> RewardKind:
 
 
 def _place(text: str, kind: RewardKind, folder: Path, where: str) -> str:
+    if kind == "model" and text.endswith(FILE_SUFFIX):
+        raise ConfigError(f"{where} = {text!r} is a file of Python; name a function in it, such as {text}:score")
     if kind == "model":
         return model_place(text, folder, where)
     module, _, function = text.rpartition(":")

@@ -136,7 +136,7 @@ def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path 
 
 
 def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None) -> Task:
-    checks.require_known(table, KEYS, prefix)
+    checks.require_known(table, KEYS, prefix, {name: f"reference.{name}" for name in HYPERPARAMETERS})
     for key in REQUIRED:
         if key not in table:
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
@@ -259,7 +259,7 @@ def is_task_path(name: str, folder: Path | None = None) -> bool:
     """
     if name.startswith(STATED):
         return False
-    return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / name).is_dir()
+    return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / user_path(name)).is_dir()
 
 
 def read_task(name: str) -> Task:

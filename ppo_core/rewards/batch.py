@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from ppo_core.data.task import Prompt
-from ppo_core.errors import RewardError, cut
+from ppo_core.errors import RewardError, cut, one_line
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number that is finite in float32, in which scores are learned from."""
@@ -88,14 +88,17 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
         RewardError: not one number that is finite in float32 for each response (or, dense, for each token of each
             response, and their sum).
     """
-    rows = _plain(raw)
+    try:
+        rows = _plain(raw)
+        rows = [_plain(row) for row in rows] if isinstance(rows, list | tuple) else rows
+    except Exception as error:  # tensors without data, or of a layout that is not dense
+        raise RewardError(f"{who} gave {type(raw).__name__} that cannot be read: {one_line(error)}") from None
     if not isinstance(rows, list | tuple):
         raise RewardError(f"{who} gave {cut(raw)}, not a list of one number per response")
     if len(rows) != len(batch):
         where = batch.sample(min(len(rows), len(batch) - 1))
         nearby = f"the first without one is {where}" if len(rows) < len(batch) else f"the last is {where}"
         raise RewardError(f"{who} gave {len(rows)} scores for {len(batch)} responses; {nearby}")
-    rows = [_plain(row) for row in rows]
     if tokenwise and isinstance(rows[0], list | tuple):
         dense = [_token_scores(row, batch, index, who) for index, row in enumerate(rows)]
         sums = [_number(math.fsum(row), f"in sum for {batch.sample(index)}", who) for index, row in enumerate(dense)]
@@ -116,7 +119,9 @@ def _token_scores(row: Any, batch: Batch, index: int, who: str) -> list[float]:
             f"{who} gave {cut(row)} for {sample}, not a list of one number per token as for the first one"
         )
     if len(row) != tokens:
-        raise RewardError(f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}")
+        raise RewardError(
+            f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}; a list per response rewards its tokens"
+        )
     return [_number(_plain(value), f"for token {place} of {sample}", who) for place, value in enumerate(row)]
 
 

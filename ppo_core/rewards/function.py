@@ -64,13 +64,11 @@ _LIBC = ctypes.CDLL(None)
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
 
-    A signal of a timer of the system (of Linux; elsewhere nothing is limited) does it, which also ends a wait, or C
-    code that lets no other thread run, such as `re`'s; the alarm is left to the user. Only the main thread can be
-    interrupted.
+    A timer's signal does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. Linux has
+    timers beside the alarm, which is left to the user; elsewhere it is the alarm, and a function that sets its own has
+    no other limit. Only the main thread can be interrupted.
     """
-    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
-    can = current_thread() is main_thread() and hasattr(_LIBC, "timer_create")
-    if not can or _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+    if current_thread() is not main_thread():
         yield
         return
 
@@ -79,17 +77,33 @@ def _time_limit(seconds: float) -> Iterator[None]:
             raise _TimeUp
 
     is_done = False
-    before = signal.signal(signal.SIGVTALRM, end)
-    every = divmod(round(seconds * 1e9), 10**9)
-    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
+    number = signal.SIGVTALRM if hasattr(_LIBC, "timer_create") else signal.SIGALRM
+    before = signal.signal(number, end)
+    stop = _start_timer(seconds) if number == signal.SIGVTALRM else _start_alarm(seconds)
     try:
         try:
             yield
         finally:
             is_done = True
     finally:
-        _LIBC.timer_delete(timer)  # first: its signal ends a process that does not handle it
-        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+        stop()  # first: its signal ends a process that does not handle it
+        signal.signal(number, before or signal.SIG_DFL)
+
+
+def _start_timer(seconds: float) -> Callable[[], object]:
+    """Have Linux send SIGVTALRM each time that the seconds pass, until what is returned is called."""
+    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
+    if _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+        return lambda: None
+    every = divmod(round(seconds * 1e9), 10**9)
+    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
+    return lambda: _LIBC.timer_delete(timer)
+
+
+def _start_alarm(seconds: float) -> Callable[[], object]:
+    """Have the system send SIGALRM each time that the seconds pass, until what is returned is called."""
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    return lambda: signal.setitimer(signal.ITIMER_REAL, *before)
 
 
 @functools.cache
@@ -171,7 +185,7 @@ class FunctionReward:
         try:
             with _time_limit(self.part.seconds):
                 return self._call(batch) if begun is None else begun.result()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
             raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
         except _TimeUp:
@@ -187,8 +201,8 @@ class FunctionReward:
                 row = None
                 logger.warning("%s; on %s; once again", problem, self._blamed(batch, row))
                 return self._call(batch)
-        except (Exception, _TimeUp) as error:
-            cause = error if isinstance(error, Exception) else None
+        except (Exception, SystemExit, _TimeUp) as error:
+            cause = None if isinstance(error, _TimeUp) else error
             raise RewardOutage(f"{problem}; on {self._blamed(batch, row)}") from cause
 
     async def _begin(self, batch: Batch) -> Any:
@@ -251,7 +265,7 @@ class FunctionReward:
             with _time_limit(self.part.seconds):
                 for row in range(len(batch)):
                     self._call(batch.rows(row, row + 1))
-        except (Exception, _TimeUp):
+        except (Exception, SystemExit, _TimeUp):
             return row
         return None
 
@@ -284,7 +298,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
     except TaskError:
         raise
-    except Exception as error:  # the user's module may raise any class
+    except (Exception, SystemExit) as error:  # the user's module may raise any class
         raise TaskError(f"{who}: importing {place} raised {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):

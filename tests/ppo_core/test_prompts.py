@@ -66,6 +66,7 @@ def test_texts_are_prompts_and_their_rows_other_values_come_along(
     assert prompts.train == (Prompt("w0 is?", {"id": 0, "tags": [{"a": None}], "score": None}),)
     assert [prompt.text for prompt in (*prompts.eval, *prompts.test)] == ["w1 is?", "w2 is?"]
     assert "2 of 5 rows left out: 2 repeating" in told[0] and "1 train, 1 eval, 1 test" in told[1]
+    assert "1 eval prompts" in told[-1] and "prompts.eval" not in told[-1], "the split is named"
 
 
 def test_what_is_left_out_is_told_by_reason_with_its_first_line(
@@ -77,6 +78,7 @@ def test_what_is_left_out_is_told_by_reason_with_its_first_line(
     prompts, told = read_prompts(PromptSource(str(path), max_prompt_tokens=3), tokenizer)
     lines = re.findall(r"(\d+) [^(,]*\(line (\d+)", told[0].partition("left out: ")[2])
     assert lines == [("2", "19"), ("1", "25"), ("5", "17"), ("1", "26")] and "12 train, 2 eval, 2 test" in told[1]
+    assert "2 eval prompts" in told[-1] and "71%" in told[-1] and "prompts.eval" in told[-1]
     kept = sorted(prompt.columns["answer"] for part in (prompts.train, prompts.eval, prompts.test) for prompt in part)
     assert kept == list(range(16))
 

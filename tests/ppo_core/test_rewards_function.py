@@ -195,6 +195,20 @@ def test_a_sample_that_hangs_is_named_and_tried_again_as_in_an_outage(write: Wri
     assert signal.getsignal(signal.SIGVTALRM) is before
 
 
+@pytest.mark.parametrize("what", ["a pattern", "a loop", "a lock"])
+def test_a_system_without_such_timers_limits_by_the_alarm(
+    write: Write, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppo_core.rewards.function._LIBC", object())
+    part = write(f"{WAITS[what]}def score(responses):\n    return [wait() if r == '5' else 1 for r in responses]")
+    before, others = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    with pytest.raises(RewardOutage) as caught:
+        score(replace(part, timeout=1.0))
+    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}")
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others > 0), "an alarm that was set before goes on"
+
+
 def test_a_call_that_hangs_once_is_repeated(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     part = write(
         "import threading\nCALLS = []\ndef score(responses):\n"

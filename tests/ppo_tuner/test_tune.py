@@ -1,6 +1,7 @@
 """A study from a plain script: interrupted, killed, resumed, and confirmed by the command line; and bad calls."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -130,6 +131,8 @@ def test_a_stop_in_advance_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: 
         ({}, "policy, reward, prompts"),
         ({"task": "reviews", "reward": "x"}, "task"),
         ({"task": "reviews", "bugdet": 3}, 'did you mean "budget"'),
+        ({"task": "reviews", "kl_bugdet": 6}, 'did you mean "kl_budget"'),
+        ({"task": "reviews", "storge": "x.db"}, 'did you mean "storage"'),
         ({"task": "reviews", "budget": 1, "name": "a/b"}, "name"),
         ({"task": "reviews"}, "budget"),
         ({"task": "reviews", "budget": 1, "workers": 0}, "workers"),
@@ -142,6 +145,43 @@ def test_a_bad_call_is_one_line_and_leaves_nothing(own_folder: Path, call: dict[
     with pytest.raises(pt.ConfigError, match=key) as caught:
         pt.tune(**call)
     assert "\n" not in str(caught.value) and not list(own_folder.iterdir())
+    assert "--" not in str(caught.value), "keywords were given, not flags"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"kl_bugdet": 6}, 'keyword "kl_bugdet"; did you mean "kl_budget"'),
+        ({"device": "gpu"}, "device = 'gpu' is not allowed"),
+        ({"save_every_episodes": 0}, "save_every_episodes: '0' is not allowed"),
+        ({"output": "full"}, "output full is not empty"),
+    ],
+)
+def test_a_bad_run_is_told_in_keywords(own_folder: Path, call: dict[str, Any], words: str) -> None:
+    (own_folder / "full").mkdir()
+    (own_folder / "full" / "file").touch()
+    with pytest.raises(pt.ConfigError) as caught:
+        pt.train(task="arithmetic", **call)
+    assert words in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_commands_name_a_store_that_is_not_the_default_and_a_program_that_is_not_on_the_path(
+    quick: pt.Study, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = str(own_folder / "runs" / "ppo-tuner.db")
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "other.db")
+    study = pt.Study("quick", storage=where)
+    monkeypatch.setenv("PATH", str(own_folder))
+    program = shlex.join([str(Path(sys.executable).with_name("ppo-tuner"))])
+    if not Path(program).exists():
+        program = shlex.join([sys.executable, "-m", "tuner.cli.main"])
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    assert study.answer.command.startswith(f"{program} train --from quick ")
+    assert study.answer.command.endswith(f"--storage sqlite:///{where}")
+    text = study.export("yaml")
+    assert f"{program} train --from quick" in text and f"sqlite:///{where}" in text
+    monkeypatch.setattr(sys, "executable", str(own_folder / "python3"))
+    assert study.answer.command.startswith(f"{own_folder}/python3 -m tuner.cli.main train --from quick ")
 
 
 def test_a_study_that_is_not_there_is_refused(quick: pt.Study) -> None:
@@ -153,3 +193,26 @@ def test_the_public_names_are_few_and_documented() -> None:
     assert len(pt.__all__) <= 15
     for name in set(pt.__all__) - {"__version__"}:
         assert getattr(pt, name).__doc__, name
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"response_length": 60}, ("response_length = 60", "32 positions", "so at most")),
+    ({"response_length": 4, "reward": lambda responses, answr: [0.0] * len(responses)}, ('"answr"', '"answer"')),
+    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 scores for 3",)),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_what_no_trial_could_do_is_refused_while_preparing_and_nothing_is_stored(
+    tiny_folder: Path, call: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    parts: dict[str, Any] = {
+        "policy": str(tiny_folder),
+        "reward": lambda responses: [0.0] * len(responses),
+        "prompts": [{"prompt": f"w{i % 20} w{i // 20}", "answer": "w3"} for i in range(64)],
+    }
+    with pytest.raises(pt.PPOTunerError) as caught:
+        pt.tune(**{**parts, **call}, trials=3, name="mine", batch_size=8, device="cpu")
+    assert all(each in str(caught.value) for each in words) and "\n" not in str(caught.value)
+    with pytest.raises(pt.StudyError, match="mine"):
+        pt.Study("mine")

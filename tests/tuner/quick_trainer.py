@@ -124,6 +124,17 @@ def made_by(trainer: type[QuickTrainer]) -> Callable[..., QuickTrainer]:
     return make
 
 
+class RoundingTrainer(QuickTrainer):
+    """Measures at its start that rounding shows 2 nats per response."""
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        report = super().evaluated(report)
+        return replace(report, metrics=report.metrics | ({"eval/kl_rounding": 2.0} if report.step == 0 else {}))
+
+
+rounding = made_by(RoundingTrainer)
+
+
 class GatedTrainer(QuickTrainer):
     """Stays in the middle of step GATED_STEP until the file `gate` is there."""
 

@@ -42,6 +42,7 @@ from tuner.control.events import (
 )
 from tuner.control.retry import Policy
 from tuner.files import folder as study_folder
+from tuner.files import trial_log
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import Tally, tally
 from tuner.store import TrialRow
@@ -118,10 +119,11 @@ def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> Non
     assert finished
 
 
-def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
+def test_a_study_whose_task_is_refused_is_not_stored(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"^the words are missing$"):
         run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
-    assert rows(tmp_path) == []
+    with pytest.raises(StudyError, match="no studies yet"):
+        rows(tmp_path)
     finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
     assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Tally(0, 1, 0.0, None), ())
 
@@ -284,6 +286,17 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
     assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
 
 
+@pytest.mark.parametrize(("budget", "told"), [(20.0, 1), (20.5, 0)])
+def test_what_rounding_shows_as_kl_is_told_once_and_in_each_trials_log(
+    tmp_path: Path, budget: float, told: int
+) -> None:
+    _, events = run(tmp_path, quick_spec("rounding", trials=2, kl={"budget": budget, "limit": 60.0}))
+    warned = [event.message for event in events if isinstance(event, StudyWarned)]
+    assert len([line for line in warned if "rounding" in line and "10.0%" in line]) == len(warned) == told
+    logs = [trial_log.path_of(tmp_path / "runs/quick" / number).read_text() for number in "01"]
+    assert [log.count("rounding in bfloat16") for log in logs] == [told, told]
+
+
 @pytest.mark.slow
 def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(3600.0, 3600.0))
@@ -294,12 +307,12 @@ def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, m
         if isinstance(event, StudyWarned) and "trying again" in event.message:
             placed(tmp_path, "pause")
         if isinstance(event, StudyPaused):
-            told.append(event.study)
+            told.append(event.resume)
             placed(tmp_path, "stop")
 
     spec = quick_spec("cut_off", trials=2)
     assert not run(tmp_path, spec, workers=1, on_event=order, timeout=60.0)[0]
-    assert told == ["quick"]
+    assert told == [f"ppo-tuner resume quick --storage sqlite:///{tmp_path / 'store.db'}"]
     assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 

@@ -120,35 +120,45 @@ def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: In
         "def score(responses):\n    return [float(len(text)) for text in responses]\n"
     )
     (own_folder / "data.jsonl").write_text("".join(f'{{"prompt": "w{i}"}}\n' for i in range(40)))
-    flags = (
-        "--total_episodes",
-        "8",
-        "--batch_size",
-        "8",
-        "--response_length",
-        "4",
-        "--device",
-        "cpu",
-        "--output",
-        "out",
-    )
-    status, stdout, stderr = ppo_tuner(
-        "train",
-        "--policy",
-        "policy",
-        "--reward",
-        "rewards.py:score",
-        "--prompts",
-        "data.jsonl",
-        "--kl_budget",
-        "6",
-        *flags,
-    )
+    (own_folder / "c.yaml").write_text("cliprange: 0.15\nsave_every_seconds: 60\n")
+    flags = [*shlex.split("--total_episodes 8 --batch_size 8 --response_length 4 --seed 3 --stop_strings"), '["w5"]']
+    parts = ("--policy", "policy", "--reward", "rewards.py:score", "--prompts", "data.jsonl", "--kl_budget", "6")
+    others = ("--config", "c.yaml", "--device", "cpu", "--whiten_rewards", "--output", "out")
+    status, stdout, stderr = ppo_tuner("train", *parts, *flags, *others)
     assert status == 0, stderr
     (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
     first, second = (shlex.split(each)[1:] for each in line.partition(": ")[2].split(" && "))
-    assert ppo_tuner(*first)[0] == 0 and second[0] == "run"
-    assert StudySpec.load(own_folder / second[1] / "study.toml").kl_budget == 6.0
+    assert ppo_tuner(*first)[0] == 0 and second == ["run", "out-study", "--checkpoint-seconds", "60"]
+    study = StudySpec.load(own_folder / second[1] / "study.toml")
+    assert (study.kl_budget, study.device, study.seed) == (6.0, "cpu", 3)
+    config = study.config({})
+    assert (config.total_episodes, config.batch_size, config.response_length) == (8, 8, 4)
+    assert (config.cliprange, config.stop_strings, config.whiten_rewards) == (0.15, '["w5"]', True)
+    status, stdout, stderr = ppo_tuner("train", "--task", "out-study", *flags, *others[2:5], "--output", "again")
+    (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
+    assert "run out-study/study.toml" in line and "response_length=4" in line, "a study file takes values by hand"
+
+
+def test_a_new_task_of_ones_own_parts_has_a_response_length_that_fits_or_is_refused(
+    ppo_tuner: Invoke, own_folder: Path
+) -> None:
+    for part in small_policy():
+        part.save_pretrained(own_folder / "policy")
+    (own_folder / "rewards.py").write_text(
+        "def score(responses):\n    return [0.0 for _ in responses]\ndef other(responses, w):\n    return []\n"
+    )
+    (own_folder / "data.jsonl").write_text("".join(f'{{"prompt": "w{i} w1 w2 w3 w4 w5"}}\n' for i in range(20)))
+    parts = ("--policy", "policy", "--prompts", "data.jsonl", "--reward")
+    before = sorted(own_folder.rglob("*"))
+    refused = one_error(ppo_tuner("new-task", "one", *parts, "rewards.py:score", "--response_length", "27")[2])
+    assert all(words in refused for words in ("response_length = 27", "32 positions", "takes 6", "at most 26"))
+    assert '"w"' in one_error(ppo_tuner("new-task", "one", *parts, "rewards.py:other")[2])
+    assert sorted(own_folder.rglob("*")) == before
+    status, stdout, _ = ppo_tuner("new-task", "one", *parts, "rewards.py:score", "--batch_size", "24")
+    assert status == 0 and "response_length = 26" in stdout and "2 eval prompts" in stdout
+    task = get_task("one")
+    assert (task.eval_response_length, task.reference["response_length"]) == (26, 26)
+    assert (task.reference["batch_size"], task.reference["mini_batch_size"]) == (24, 8)
 
 
 def test_usual_rates_are_the_published_ones_within_a_factor_of_two() -> None:

@@ -149,6 +149,9 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
         ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
         ({"sampler": {"strange": 1}}, "sampler.strange: unknown key"),
         ({"guard": {"strange": 1}}, "guard.strange: unknown"),
+        ({"kl_bugdet": 6}, 'kl_bugdet: unknown key | "kl.budget"?'),
+        ({"response_lenght": 6}, 'response_lenght: unknown key | "fixed.response_length"?'),
+        ({"kl": {"kl_budget": 6}}, 'kl.kl_budget: unknown key | "budget"?'),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:

@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from ppo_core import __version__
 from ppo_core.cli import command_line
+from ppo_core.cli.arguments import HyperparameterParser
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positive, positive_int, refuse_unknown
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
+from ppo_core.report import DEVICES
 from tuner.cli.arguments import (
     LOCAL,
     RAY,
@@ -68,7 +70,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "write a folder with a working task of your own to start from",
             "train:new_task",
             "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it. --reward and "
-            "--prompts of your own are named where they are.",
+            "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference].",
         ),
         "estimate": Command(
             "run one iteration of a run or a study and say its memory, time and disk",
@@ -194,7 +196,7 @@ class _Overview(Parser):
         return "\n".join(lines)
 
 
-class _CommandParser(Parser):
+class _CommandParser(HyperparameterParser):
     """The parser of one command."""
 
     def value(
@@ -253,6 +255,8 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.value("--prompts", "DATA", str, "as of `train`, with --reward: your own; unset: the example, sums")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
     new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10)")
+    new_task.value("--device", "D", str, f"the study's: {' or '.join(DEVICES)} (default: auto)")
+    new_task.add_hyperparameters()
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):
         commands[name].switch("--json", "print JSON on stdout")
     for name in COMMANDS.keys() - {"import-config", "train", "new-task", "estimate"}:

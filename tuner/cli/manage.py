@@ -119,7 +119,7 @@ def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
         view = read_study(store, args.study)
         launch = launch_config(store, view, args.trial)
     if launch is None:
-        raise StudyError(no_winner(view))
+        raise StudyError(no_winner(store, view))
     file = write(launch, args.to, view.spec.task)
     if path is None:
         print(file.text, end="")

@@ -23,7 +23,6 @@ from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.control import events
 from tuner.control.disk import search_line
-from tuner.environment import to_copy
 from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
@@ -162,8 +161,8 @@ class StudyProgress:
                 about = "" if order.trial is None else f" trial {order.trial}"
                 refused = " refused" if order.state is OrderState.REFUSED else ""
                 self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")
-            case events.StudyPaused(study):
-                self.say(f"the study is paused; to resume: {to_copy(['resume', study])}")
+            case events.StudyPaused(resume):
+                self.say(f"the study is paused; to resume: {resume}")
             case events.StudyWarned(message):
                 self.say(f"warning: {output.plain(message)}")
             case events.StudyStopping(why=why):

@@ -77,7 +77,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         report.print_front(out, store, view)
     elif view.ended:
         out.print()
-        out.print(report.no_winner(view))
+        out.print(report.no_winner(store, view))
     if placed:
         out.print()
         out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
@@ -150,7 +150,7 @@ def best(args: argparse.Namespace) -> int:
             view = results.under_budget(store, view, args.kl_budget)
         answer = of_study(store, view)
         if answer is None:
-            raise StudyError(report.no_winner(view))
+            raise StudyError(report.no_winner(store, view))
         if args.json:
             more = {
                 "checkpoint": report.checkpoint_data(store, view, answer.trial),

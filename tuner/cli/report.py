@@ -13,7 +13,6 @@ from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
-from tuner.environment import to_copy
 from tuner.judge import forks
 from tuner.judge.best import is_sound, ranked
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
@@ -87,7 +86,7 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
             out.print(table)
         print_recommendation(out, store, answer)
     else:
-        out.print(no_winner(view), style="bold")
+        out.print(no_winner(store, view), style="bold")
         if failed := all_failed(view):
             log = command(["logs", view.row.name, str(failed[0].number)], store)
             out.print(f"What the first of them printed: {log}", soft_wrap=True)
@@ -172,7 +171,7 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str,
     }
 
 
-def no_winner(view: StudyView) -> str:
+def no_winner(store: Store, view: StudyView) -> str:
     """Return why no trial is the best under the view's KL budget: what became of the trials, and where to look."""
     name = view.row.name
     if failed := all_failed(view):
@@ -188,7 +187,9 @@ def no_winner(view: StudyView) -> str:
         within = "ended soundly"
     elif any(trial.value_step and not is_sound(trial) for trial in view.trials):
         within = f"that is within the KL budget of {budget} ended soundly"
-    return f'No trial of study "{name}" {within} ({fates}). What to change: {to_copy(["diagnose", name, "TRIAL"])}'
+    return (
+        f'No trial of study "{name}" {within} ({fates}). What to change: {command(["diagnose", name, "TRIAL"], store)}'
+    )
 
 
 def all_failed(view: StudyView) -> Sequence[TrialRow]:

@@ -1,35 +1,13 @@
 """Find and open the store that `--storage` names."""
 
-import os
-from collections.abc import Sequence
 from contextlib import closing
 
-from tuner.environment import STORAGE_VARIABLE, to_copy
-from tuner.store import DEFAULT_STORAGE, Store
-from tuner.store.schema import parse_url, redacted
+from tuner.store import Store
+from tuner.store.commands import command, flags, location
 
-
-def location(given: str | None) -> str:
-    """Return the storage of `--storage`, else of the environment, else the default."""
-    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+__all__ = ["command", "flags", "location", "opened"]
 
 
 def opened(given: str | None) -> closing[Store]:
     """Open the store of `--storage`; a context manager that closes it in the end."""
     return closing(Store.open(location(given)))
-
-
-def flags(storage: str) -> list[str]:
-    """Return the flags for this storage in a command to copy, without a password; empty if the command finds it by
-    itself.
-    """
-    url = parse_url(storage)
-    if url == parse_url(location(None)):
-        return []
-    shown = redacted(url)
-    return ["--storage", shown if "***" in shown else storage]
-
-
-def command(words: Sequence[str], store: Store) -> str:
-    """Return a command to copy that uses this store."""
-    return to_copy([*words, *flags(store.url.render_as_string(hide_password=False))])

@@ -5,21 +5,25 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_core import checkpoint
+from ppo_core import checkpoint, output
 from ppo_core.cli import training
-from ppo_core.cli.arguments import RunParser, description
+from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, UNSET, RunParser, description, hyperparameters_of
 from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
+from ppo_core.data.prompts import PromptSource
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.loading.task_file import KL_LIMIT, Preparation, get_task
+from ppo_core.output import params_line
+from ppo_core.report import DEVICES, require_device
 from ppo_core.tasks import skeleton
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
 from tuner.confirm.result import confirmations
-from tuner.environment import PROG, STUDY_FILE, to_copy
+from tuner.environment import PROG, STUDY_FILE, shortened, to_copy
+from tuner.exchange.trackers import SEVERAL_AT_ONCE
 from tuner.judge import forks, results
 from tuner.judge.guard import Guard
 from tuner.judge.results import StudyView
@@ -44,9 +48,13 @@ def _further(run: Run) -> str | None:
     if run.origin is not None or file.suffix != ".toml":
         return None
     if file.with_name(STUDY_FILE).exists():
-        return to_copy(["run", str(file.with_name(STUDY_FILE))])
+        fixed = params_line({key: value for key, value in run.given.items() if key != "seed"})
+        also = f" (its [fixed] takes what this run was given: {fixed})" if fixed else ""
+        return to_copy(["run", str(shortened(file.with_name(STUDY_FILE)))]) + also
     parts = get_task(run.task).prepare
     if not isinstance(parts, Preparation) or file.parent != run.output.resolve():
+        return None
+    if parts.prompts != PromptSource(parts.prompts.path, column=parts.prompts.column):  # new-task has no flags for more
         return None
     name = f"{run.output.resolve().name}-study"
     words = ["new-task", name, "--policy", parts.policy]
@@ -57,7 +65,16 @@ def _further(run: Run) -> str | None:
         words += ["--prompt_column", parts.prompts.column]
     if run.kl_budget is not None:
         words += ["--kl_budget", f"{run.kl_budget:g}"]
-    return f"{to_copy(words)} && {to_copy(['run', name])}"
+    if run.device != DEVICES[0]:
+        words += ["--device", run.device]
+    for key, value in run.given.items():
+        words += [f"--{key}", UNSET[0] if value is None else str(value)]
+    running = ["run", name]
+    for tracker in run.report_to:
+        running += ["--report_to", tracker] if tracker in SEVERAL_AT_ONCE else []
+    if run.save_every_seconds != DEFAULT_SAVE_SECONDS:
+        running += ["--checkpoint-seconds", f"{run.save_every_seconds:g}"]
+    return f"{to_copy(words)} && {to_copy(running)}"
 
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard, _further)
@@ -169,6 +186,9 @@ def new_task(args: argparse.Namespace) -> int:
             prompts=args.prompts,
             prompt_column=args.prompt_column,
             kl_budget=args.kl_budget,
+            hyperparameters=hyperparameters_of(vars(args)),
+            device=None if args.device is None else require_device(args.device, "--device"),
+            progress=lambda what, share: print(f"preparing:  {output.plain(what)}"),
         )
     except PPOTunerError:
         raise

@@ -15,7 +15,7 @@ from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
-from ppo_core.output import report_line
+from ppo_core.output import has_much_rounding, report_line, rounding_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
 from tuner.control import events, retry
@@ -37,6 +37,7 @@ from tuner.search.choose import New, Resume, choose, is_finished, left_out, paus
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
+from tuner.store.commands import command
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
@@ -87,6 +88,7 @@ class TrialLoop:
         self._stopping: events.Stop | None = None
         self._renewed_at = time.monotonic()
         self._is_idle = False
+        self._has_told_rounding = False
 
     def run(self) -> events.Stop | None:
         """Run the study; return None if it finished, or why it stopped.
@@ -109,7 +111,7 @@ class TrialLoop:
         self._finish_files()
         if self._verdict is not None:
             retried = any(row.status is Status.FAILED for row in self._study.rows)
-            first = f", then run: ppo-tuner retry {self._study.row.name}," if retried else ""
+            first = f", then run: {command(['retry', self._study.row.name], self._study.store)}," if retried else ""
             raise StudyError(f"{self._verdict}; fix the cause{first} and run the study again")
         return self._stopping
 
@@ -169,8 +171,9 @@ class TrialLoop:
         to_come = [config.to_dict() for config in spec.extreme_configs().values()]
         trials = [*(row.config for row in self._study.rows), *to_come]
         value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
+        alone = spec.gpus_per_trial == 1  # a trial's other processes would find its GPU filled
         self._engine.start(
-            protocol.PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models)
+            protocol.PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models, alone)
         )
         while not self._is_stopping():
             for _, message in self._messages():
@@ -244,7 +247,7 @@ class TrialLoop:
             return False
         if not self._is_idle:
             self._is_idle = True
-            self._emit(events.StudyPaused(self._study.row.name))
+            self._emit(events.StudyPaused(command(["resume", self._study.row.name], self._study.store)))
         return True
 
     def _start_trials(self) -> None:
@@ -401,10 +404,19 @@ class TrialLoop:
             self._ends.note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._ends.note(number, report_line(message.report, last_step))
+        if has_much_rounding(message.report, study.spec.kl_budget):
+            self._tell_rounding(number, str(rounding_line(message.report, study.spec.kl_budget)))
         must_leave = study.row.paused_at is not None or self._is_stopping()
         self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(events.TrialStepped(number, message.report, last_step, decision.reason))
+
+    def _tell_rounding(self, number: int, line: str) -> None:
+        """Note what rounding shows as KL, in the log of each trial that measured it and once in this run."""
+        self._ends.note(number, line)
+        if not self._has_told_rounding:
+            self._has_told_rounding = True
+            self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
         """Return the pruner's decision to end a trial after its evaluation, or None."""

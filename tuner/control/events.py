@@ -104,7 +104,8 @@ class OrderDecided:
 class StudyPaused:
     """The study is paused: no trial runs, and the controller waits for orders."""
 
-    study: str
+    resume: str
+    """The command that resumes it."""
 
 
 @dataclass(frozen=True)

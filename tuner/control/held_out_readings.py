@@ -12,9 +12,9 @@ from ppo_core.errors import StudyError
 from tuner.confirm.plan import Plan, due_step, missing
 from tuner.control.session import OpenStudy
 from tuner.engine.protocol import CheckpointResult, Failed, Message, ReadCheckpoint, Split
-from tuner.environment import to_copy
 from tuner.judge.best import best_trial, unread
 from tuner.store import TrialRow
+from tuner.store.commands import command
 from tuner.study.status import Role
 
 
@@ -97,7 +97,7 @@ def why_unread(study: OpenStudy) -> str | None:
     seeds = len({row.seed for row in runs}) + len({row.seed for row in lost})
     episodes = lost[0].config["total_episodes"]
     length = [] if episodes == study.spec.total_episodes else ["--total_episodes", str(episodes)]
-    more_runs = to_copy(["confirm", study.spec.name, "--seeds", str(seeds), *length])
+    more_runs = command(["confirm", study.spec.name, "--seeds", str(seeds), *length], study.store)
     return (
         f"trial {', '.join(str(row.number) for row in lost)}: not evaluated on the test prompts, "
         f"since the checkpoint is not in {study.folder}; run the study where it is, or add runs: {more_runs}"

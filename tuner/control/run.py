@@ -22,12 +22,12 @@ from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
-from tuner.environment import to_copy
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import tally
 from tuner.search import propose, prune
 from tuner.search.choose import is_finished
 from tuner.store import Store
+from tuner.store.commands import command
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
@@ -184,7 +184,7 @@ def _require_searched(study: OpenStudy) -> None:
     name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
     if not is_finished(study.spec, searched):
         how_far = tally(searched, study.spec).text
-        raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
+        raise StudyError(f'study "{name}" is not finished ({how_far}); first: {command(["run", name], study.store)}')
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:

@@ -4,9 +4,10 @@ Settled starts are stored in place of the names in `warm_start`, so that neither
 earlier study changes one that has run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
 from tuner.store import Lease, Store, StudyRow, TrialRow
+from tuner.store.commands import command
 from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS, Origin
@@ -82,7 +84,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
             row = store.study(spec.name)
             yield OpenStudy(store, lease, row, spec, folder, store.trials(row), last_order)
         except PPOTunerError:
-            if known is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
+            if known is None and not store.trials(row):
                 store.delete_study(lease)
             raise
         finally:
@@ -102,7 +104,8 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    study.spec, record, notes = _at_run(study.spec, study.row.overrides or {}, from_file=from_file, flags=flags)
+    set_it = partial(command, store=study.store)
+    study.spec, record, notes = _at_run(study.spec, study.row.overrides or {}, set_it, from_file=from_file, flags=flags)
     yield from notes
     stored = None
     if study.rows:
@@ -187,7 +190,12 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 
 
 def _at_run(
-    spec: StudySpec, overrides: Overrides, *, from_file: bool, flags: Mapping[str, float]
+    spec: StudySpec,
+    overrides: Overrides,
+    to_copy: Callable[[Sequence[str]], str],
+    *,
+    from_file: bool,
+    flags: Mapping[str, float],
 ) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
     """Return a run's spec, the updated record, and notes for the user, one line each; see `reconcile`."""
     record: dict[str, dict[str, float | None]] = {}
@@ -203,9 +211,10 @@ def _at_run(
         if kept != value:
             spec = changed_spec(spec, {name: kept})
             file_said = "nothing" if value is None else f"{value:g}"
+            set_it = to_copy(["set", spec.name, f"--{name.replace('_', '-')}", "X"])
             notes.append(
                 f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order; the study file said {file_said}; "
-                f"to change it: ppo-tuner set {spec.name} --{name.replace('_', '-')} X, or another value in the file"
+                f"to change it: {set_it}, or another value in the file"
             )
     return (changed_spec(spec, flags) if flags else spec), record, notes
 

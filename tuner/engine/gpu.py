@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
+from tuner.environment import to_copy
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -84,7 +85,7 @@ def require_own_gpu() -> None:
     """Raise ConfigError if torch does not see the GPU assigned to this worker, which would train on the CPU."""
     torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
     if torch is not None and gpu is not None and not torch.cuda.is_available():
-        raise ConfigError(f"this worker was given GPU {gpu}, and torch sees no such GPU; see: ppo-tuner doctor")
+        raise ConfigError(f"this worker was given GPU {gpu}, and torch sees no such GPU; see: {to_copy(['doctor'])}")
 
 
 def limit_memory() -> None:

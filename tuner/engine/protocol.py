@@ -42,6 +42,8 @@ class PrepareTask:
     """Most checkpoints that the study keeps: their size is reported, too."""
     value_models: tuple[HyperValue, ...] = ()
     """Each `value_model_path` of the study's trials."""
+    tries_rewards: bool = False
+    """True: functions are called once. What they load stays with the worker."""
 
 
 @dataclass(frozen=True)

@@ -150,11 +150,14 @@ def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
-        from ppo_core.loading import fits
+        from ppo_core.loading import fits, ready
 
         require_own_gpu()
         limit_memory()
-        largest = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
+        configs = [PPOConfig.from_dict(config) for config in job.configs]
+        for note in ready.require_ready(configs, task, assets, tries_rewards=job.tries_rewards):
+            controller.emit(Progress(note, 1.0))
+        largest = fits.largest(configs, task, assets, job.device)
         if largest is not None:
             controller.emit(Progress(f"the largest trial: {fits.line(*largest)}", 1.0))
             one = largest[0].checkpoint

@@ -10,11 +10,11 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.output import KL_UNIT, short
 from tuner.confirm.answer import Answer, launch_of, of_study
 from tuner.confirm.headline import headlines
-from tuner.environment import to_copy
 from tuner.judge import forks
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
+from tuner.store.commands import command
 from tuner.study.status import Role, Status
 
 
@@ -100,12 +100,12 @@ def _facts(
             "way, and keep the best one within the KL budget."
         )
     if has_value or answer is not None:
-        yield f"The same here: {to_copy(launch_of(store, view, trial))}"
+        yield f"The same here: {command(launch_of(store, view, trial), store)}"
     if trial.role is Role.FORK:
         yield (
             f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}). This file "
             "has the values after that, so a trainer that starts with them trains another run; to train both parts "
-            f"here: {to_copy(['train', '--from', view.row.name, str(trial.number)])}"
+            f"here: {command(['train', '--from', view.row.name, str(trial.number)], store)}"
         )
 
 

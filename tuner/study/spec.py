@@ -168,7 +168,9 @@ class StudySpec:
             tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
             once = to_copy(["train", "--task", str(path)])
             raise ConfigError(f"{path} is a task, not a study; {tune}train once: {once}")
-        checks.require_known(content, study_file.TOP_LEVEL, f"{path}: ")  # a file declares nothing for its task
+        checks.require_known(
+            content, study_file.TOP_LEVEL, f"{path}: ", study_file.BELOW
+        )  # a file declares nothing for its task
         return cls.from_dict(content, str(path))
 
     @classmethod
@@ -180,7 +182,7 @@ class StudySpec:
         """
         content = dict(content)
         stored = content.pop(study_file.DECLARED, None)
-        checks.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
+        checks.require_known(content, study_file.TOP_LEVEL, f"{where}: ", study_file.BELOW)
         for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")

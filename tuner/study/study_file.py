@@ -74,6 +74,8 @@ KL: Mapping[str, str] = {
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
 """Keys of the [kl] table."""
+BELOW = {**{name: f"fixed.{name}" for name in HYPERPARAMETERS}, **{f"kl_{key}": f"kl.{key}" for key in KL}}
+"""Where names belong that are often given at the top of a study file."""
 SAMPLER: Mapping[str, str] = {
     "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler. "
     "It is made anew for each trial and may keep nothing in the study",
@@ -163,7 +165,7 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
         ConfigError: a value is given twice or not allowed, or the limit is below the budget.
     """
     values = checks.table(value, where)
-    checks.require_known(values, KL, f"{where}.")
+    checks.require_known(values, KL, f"{where}.", {f"kl_{key}": key for key in KL})
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
     first = _nats(values, "first_budget", budget, task.eval_response_length, where)
     is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}

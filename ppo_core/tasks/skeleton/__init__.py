@@ -4,28 +4,34 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import tomli_w
+
+from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.config.rates import CRITIC, count_weights, usual_rate
-from ppo_core.data.task import Task
+from ppo_core.data.task import OnProgress, Task
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.loading.parts import TASK_PREFIX, data_place, named_rewards, policy_place, read_reward
-from ppo_core.loading.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
+from ppo_core.loading.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task, read_table
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"
 BILLION = 10**9
 ROWS = 512
 PROMPTS_FILE = "prompts.jsonl"
-_TEMPLATES = ("README.md", "reward.py", "study.toml", "task.toml")
-_FILES = ("study.toml", "task.toml")
+_TASK = "task.toml"
+_FILES = ("study.toml", _TASK)
 """Files that are written for rewards and prompts of one's own."""
+_TEMPLATES = ("README.md", "reward.py", *_FILES)
 _FILLED = ("README.md", *_FILES)
 _EXAMPLE = {"reward": '"reward.py:exact"', "prompts": f'"{PROMPTS_FILE}"'}
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -41,11 +47,15 @@ def write(
     prompts: str | None = None,
     prompt_column: str | None = None,
     kl_budget: float | None = None,
+    hyperparameters: Mapping[str, HyperValue] = MappingProxyType({}),
+    device: str | None = None,
+    progress: OnProgress = lambda what, share: None,
 ) -> list[str]:
     """Write a task into a new or empty `folder`, called after it, and return its files' names.
 
-    With rewards and prompts of one's own it names them where they are, and copies nothing. Paths are relative to the
-    working directory.
+    With rewards and prompts of one's own it names them where they are, and copies nothing. If all is on this machine,
+    it is read: what cannot be trained is refused, and the response length fits. Paths are relative to the working
+    directory.
 
     Args:
         folder: The folder to write.
@@ -54,10 +64,15 @@ def write(
         prompts: A file, a folder or a hub id; None: the example.
         prompt_column: The column with the prompts.
         kl_budget: In nats per response; None: what is usual.
+        hyperparameters: Values over those that suit the policy's size.
+        device: The study's; None: the first there is.
+        progress: Told what is found in one's own prompts.
 
     Raises:
-        TaskError: the folder's name is not allowed, or the folder is not empty or cannot be written.
-        ConfigError: there is no such policy, reward or file, or only one of rewards and prompts is given.
+        TaskError: the folder's name is not allowed, the folder is not empty or cannot be written, or prompts or rewards
+            cannot be trained on.
+        ConfigError: there is no such policy, reward or file, only one of rewards and prompts is given, or a value is
+            not allowed.
     """
     _require_free(folder)
     if bool(rewards) != (prompts is not None):
@@ -68,10 +83,19 @@ def write(
         values |= {"kl_budget": kl_budget, "kl_limit": KL_LIMIT * kl_budget, "kl_target": KL_TARGET * kl_budget}
     if prompts is not None:
         values |= _own(rewards, prompts, prompt_column)
+    reference_values = dict(hyperparameters)
+    top = {"seed": reference_values.pop("seed", None), "device": device}
+    values["more"] = tomli_w.dumps({key: value for key, value in top.items() if value is not None})
+    texts = {name: _template(name) for name in (_TEMPLATES if prompts is None else _FILES)}
+    texts |= {name: text.format(**values) for name, text in texts.items() if name in _FILLED}
+    suited = reference(place, reference_values.get("batch_size"))
+    texts[_TASK] = _with_reference(texts[_TASK], merged(suited, reference_values))
+    if prompts is not None:
+        wanted = None if "response_length" in reference_values else PPOConfig.response_length
+        texts[_TASK] = _fitted(texts[_TASK], folder, wanted, progress)
     folder.mkdir(exist_ok=True)
-    for name in _TEMPLATES if prompts is None else _FILES:
-        text = _template(name)
-        (folder / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
     if prompts is None:
         (folder / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
     return sorted(item.name for item in folder.iterdir())
@@ -89,6 +113,48 @@ def _own(rewards: Sequence[str], prompts: str, column: str | None) -> dict[str, 
     }
 
 
+def _with_reference(text: str, wanted: Mapping[str, HyperValue]) -> str:
+    """Return a task file's text with this reference; what it states already keeps its place and its comment."""
+    start, end = text.index("[reference]"), text.index("\n[search]")
+    stated, lines = tomllib.loads(text[start:end])["reference"], []
+    for line in text[start:end].splitlines():
+        name, value = line.partition(" ")[0], wanted.get(line.partition(" ")[0])
+        if name not in stated or value == stated[name]:
+            lines.append(line)
+        elif value is not None:
+            comment = line.partition("#")[2]
+            lines.append(tomli_w.dumps({name: value}).strip() + (f"  #{comment}" if comment else ""))
+    added = {name: value for name, value in wanted.items() if value is not None and name not in stated}
+    return text[:start] + "\n".join([*lines, tomli_w.dumps(added)]) + text[end:]
+
+
+def _fitted(text: str, folder: Path, wanted: int | None, progress: OnProgress) -> str:
+    """Return a task file's text with the wanted response length, or less if that does not fit; None: as it says.
+
+    What is on another machine is not read.
+
+    Raises:
+        ConfigError: the length that it states does not fit.
+        TaskError: prompts or rewards cannot be trained on.
+    """
+    from ppo_core.loading import ready  # it loads torch
+
+    task = read_table(tomllib.loads(text), folder / _TASK, "")
+    parts = task.prepare
+    assert isinstance(parts, Preparation)
+    if not all(Path(place).exists() for place in (parts.prompts.path, *(model for _, model in parts.models))):
+        return text
+    assets = task.prepare(progress)
+    length = task.eval_response_length
+    if wanted is not None:
+        length = ready.fitting_length(wanted, task, assets, progress)
+        text = _with_reference(text, {**task.reference, "response_length": length})
+    config = PPOConfig.from_dict({**task.reference, "response_length": length})
+    for note in ready.require_ready([config], replace(task, eval_response_length=length), assets):
+        progress(note, 1.0)
+    return text
+
+
 def reference(policy: str, batch_size: object = None) -> dict[str, HyperValue]:
     """Return the hyperparameters that `write` states for the size of a policy, by its absolute path or hub id.
 
@@ -103,7 +169,7 @@ def reference(policy: str, batch_size: object = None) -> dict[str, HyperValue]:
 
 def search() -> dict[str, Any]:
     """Return the [search] table of the study that `write` writes."""
-    return dict(tomllib.loads(_template("study.toml").format(name="any"))["search"])
+    return dict(tomllib.loads(_template("study.toml").format(name="any", more=""))["search"])
 
 
 def _template(name: str) -> str:
