@@ -358,11 +358,15 @@ class StudySpec:
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
         """Return the params of a trial with the values `given`; trial 0's fill in the rest.
 
-        A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in.
+        A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in. Its own
+        β is fixed, unless it states how β moves, and then moves to the study's KL target.
         """
         reference = self.reference_params()
         if "lr_controller" not in self._pace(given):
             reference.pop("kl_step", None)
+            if self.keeps_kl_step and "kl_coef" in given:
+                moves = {"kl_controller", "kl_horizon"} & given.keys()
+                reference["kl_target"] = {**self._pace({}), **reference, **self.fixed}["kl_target"] if moves else None
         return {**reference, **given}
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
