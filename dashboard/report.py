@@ -28,6 +28,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer, of_study
+from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations
 from tuner.judge import forks, results
 from tuner.judge.results import StudyView
@@ -39,6 +40,10 @@ from tuner.study.study_file import DECLARED
 CURVES = ("objective/kl_exact", "eval/reward")
 PROMPTS = 3
 """Number of prompts with samples."""
+Drawn = tuple[dict[str, go.Figure], str]
+"""A figure for each width of a screen, and a sentence on it or none."""
+ANY, WIDE, NARROW = "any", "wide", "narrow"
+"""Widths: of any screen, of all but phones, and of phones."""
 
 
 def report(store: Store, name: str) -> str:
@@ -52,6 +57,7 @@ def report(store: Store, name: str) -> str:
         spec=view.spec,
         answer=answer,
         confirmations=confirmations(store, view),
+        headlines=headlines(store, view),
         figures=_gates(store, view, answer) | _figures(store, view, trial),
         samples=[] if trial is None else _samples(store, view, trial),
         study_file=tomli_w.dumps(as_toml({key: value for key, value in view.row.spec.items() if key != DECLARED})),
@@ -99,10 +105,8 @@ def _chosen(snapshot: Snapshot, trial: TrialRow | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*highlighted(snapshot, ()), *also]))
 
 
-def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
-    """Return figures by title, each with a sentence on it or none: trajectories, curves of the main trials, and what
-    mattered.
-    """
+def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, Drawn]:
+    """Return figures by title: trajectories, curves of the main trials, and what mattered."""
     trajectories = reward_against_kl(store, view, trial)
     if trajectories is None:
         return {}
@@ -120,14 +124,17 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
     for figure, _ in figure_by_title.values():
         axis = {"gridcolor": "rgba(128, 128, 128, 0.25)", "automargin": True}
         _for_any_page(figure).update_xaxes(axis).update_yaxes(axis)
-    return figure_by_title
+    return {title: ({ANY: figure}, text) for title, (figure, text) in figure_by_title.items()}
 
 
-def _gates(store: Store, view: StudyView, answer: Answer | None) -> dict[str, tuple[go.Figure, str]]:
-    """Return the figure of the gates that stopped trials, by its title, with a sentence; empty before any has begun."""
+def _gates(store: Store, view: StudyView, answer: Answer | None) -> dict[str, Drawn]:
+    """Return the figure of the gates that stopped trials, by its title; empty before any has begun."""
     found = gauntlet.of_study(store, view, answer)
+    if not found.rows:
+        return {}
+    drawn = {width: gauntlet_figure.figure(found, is_narrow=width == NARROW) for width in (WIDE, NARROW)}
     text = f"Left at first, and after each gate: {found.line}."
-    return {"Where each trial stopped": (_for_any_page(gauntlet_figure.figure(found)), text)} if found.rows else {}
+    return {"Where each trial stopped": ({width: _for_any_page(one) for width, one in drawn.items()}, text)}
 
 
 def _for_any_page(figure: go.Figure) -> go.Figure:

@@ -282,7 +282,7 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
         "name, task, created_at, finished_at": "null: it has not finished",
         "state": "`running`, `paused`, `finished` or `unfinished`",
         "trials": "how many trials it runs in all; of a study with a budget null or the most",
-        "budget, spent": "in trials of full length; null: it has none",
+        "budget, spent": "in trials of full length, or in the unit of a budget in time; null: it has none",
         "finished": "how many trials have ended",
         "best, best_value, best_value_se, best_kl": "the best trial's number, value and eval KL; null: there is none",
         "kl_budget": "in nats per response",

@@ -247,7 +247,7 @@ def tune(
     prompts: Any = None,
     *,
     kl_budget: float | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     name: str | None = None,
     task: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
@@ -267,7 +267,8 @@ def tune(
             `where` and `weight`; or a list of them.
         prompts: A list of texts, chats or rows; a file, a folder, a hub id or a dataset; or a table of a task file.
         kl_budget: Highest eval KL of the answer, in nats per response. None: the task's, 10 unless it states one.
-        budget: What the search may spend, in trials of full length; this, `trials` or both.
+        budget: What the search may spend, in trials of full length, or in time such as `"3m"` or `"2h"`, after which no
+            trial begins; this, `trials` or both.
         name: The study's name. None: it is made of the policy's and the reward's.
         task: In the place of policy, reward and prompts: a built-in task's name, or a task file.
         tokenizer: A loaded policy's. None: that of the place it was loaded from.

@@ -43,7 +43,7 @@ class TrainedRun:
         """Each step's metrics; those of an evaluation begin with `eval/`."""
         import pandas as pd
 
-        return pd.read_json(self.output / STEPS_FILE, lines=True)
+        return pd.read_json(self.output / STEPS_FILE, lines=True, precise_float=True)
 
 
 def flags(**keywords: Any) -> list[str]:

@@ -26,6 +26,7 @@ from tuner.confirm.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 from tuner.study.status import CHANGEABLE_SETTINGS
+from tuner.study.study_file import setting_text
 
 STEER, NEW_TRIAL = "Steer", "New trial"
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
@@ -166,7 +167,7 @@ def _settings(store: Store, view: StudyView) -> None:
     spec, workers, is_finished = view.spec, view.row.workers, view.state == "finished"
     current = {
         "trials": "any" if spec.trials is None else str(spec.trials),
-        "budget": "none" if spec.budget is None else f"{spec.budget:g}",
+        "budget": "none" if spec.budget is None else setting_text(spec.budget),
         "workers": "as started" if workers is None else str(workers),
         "kl_budget": f"{spec.kl_budget:g}",
     }

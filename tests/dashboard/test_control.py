@@ -240,13 +240,16 @@ def test_settings_are_changed_by_an_order(store: Store) -> None:
     assert orders(store)[0].arguments == {"changes": {"trials": 20, "kl_budget": 9.0}}
 
 
-def test_a_budget_may_be_any_number(folder: Path) -> None:
+def test_a_budget_may_be_any_number_or_a_time(folder: Path) -> None:
     store = fake_store.build_bounded(folder / "store.db", courses=fake_store.BOUNDED_COURSES[:2])
     app = page(part="Steer", study=fake_store.BOUNDED)
     assert app.text_input(key="set budget").placeholder == "14"
     app.text_input(key="set budget").set_value("9.5")
     press(press(app, "Change"), "Do it")
-    assert store.orders(store.study(fake_store.BOUNDED))[0].arguments == {"changes": {"budget": 9.5}}
+    app.text_input(key="set budget").set_value("2h")
+    press(press(app, "Change"), "Do it")
+    placed = [order.arguments for order in store.orders(store.study(fake_store.BOUNDED))]
+    assert placed == [{"changes": {"budget": 9.5}}, {"changes": {"budget": "2h"}}]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The report of a study as one HTML file: what it says, that nothing in it is live, and that it opens without a network."""
 
+import itertools
 import tomllib
 from collections.abc import Sequence
 from contextlib import closing
@@ -25,6 +26,10 @@ from tuner.study.status import Origin, Reason, Role, Status
 
 FINISHED = tuple(course for course in COURSES if course.status is not Status.RUNNING)
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+BOXES = """all => all.filter(one => one.querySelector('tspan')).map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"""
+"""Ends of the figure's headings, which have two lines."""
 
 
 class Read(HTMLParser):
@@ -142,6 +147,10 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
     assert "ppo-tuner train --from reviews 9 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (0) 3 1.45 [1.37, 1.53]" in text
+    trials = text.split(" Trials ")[1]
+    assert "0 ✓ completed 1.45 [1.37, 1.53] 4.23 mean of 3 fresh seeds 1920 " in trials
+    assert "9 ✓ completed 2.45 [2.33, 2.57] 8.50 mean of 3 fresh seeds 1920 " in trials
+    assert " ± 0.035 " in trials and "best in budget, one seed 1920 " in trials, "what none has confirmed"
     assert "Launch trial 9: +0.50 [0.36, 0.64] over the reference." in text
     assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
 
@@ -218,7 +227,7 @@ def test_what_others_wrote_is_shown_and_never_live(tmp_path: Path) -> None:
     read = Read(page)
     assert HOSTILE[:20] in read.text, "the response of trial 2, the best one"
     assert read.text.count("<script>alert(1)</script>") == 6, "response, label, reason twice, evidence, log"
-    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (5, 1, False)
+    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (6, 1, False)
     assert "img" not in read.tags and read.handlers == [] and read.fetched == []
     assert "⟨U+202E⟩" in read.text and "\u202e" not in page and "\x1b" not in page
     assert "default-src 'none'" in page and len(page.encode()) < 6e6
@@ -296,7 +305,11 @@ def test_it_opens_from_a_file_without_a_network_and_draws_its_charts(
         visit.page.context.set_offline(True)
         visit.page.goto(path.as_uri())
         drawn = visit.page.locator(".chart .js-plotly-plot, .chart.js-plotly-plot")
-        expect(drawn).to_have_count(4)
+        expect(drawn).to_have_count(5)
+        shown = [drawn.nth(place) for place in range(5) if drawn.nth(place).is_visible()]
+        assert len(shown) == 4, "one of the two figures of the gates"
+        heads = sorted(shown[0].locator(".annotation-text").evaluate_all(BOXES))
+        assert len(heads) > 1 and all(one[1] <= other[0] for one, other in itertools.pairwise(heads)), "none overlap"
         expect(visit.page.locator(".chart .scatterlayer .trace path").first).to_be_attached()
         wide = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert (visit.errors, wide) == ([], 0)

@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import ppo_tuner as pt
+from ppo_core import checkpoint
+from ppo_core.errors import PPOTunerError
 from tests.processes import spawned
 from tests.tuner.invoke import process
 from tests.tuner.quick_run import NAME, TRAINER
-from tuner.store import Store
+from tests.waiting import until
+from tuner.store import Store, TrialRow
 from tuner.study.status import Role, Status
 
 SCRIPT = Path(__file__).with_name("plain.py")
@@ -69,6 +74,55 @@ def test_a_script_is_interrupted_killed_and_resumed_and_the_command_line_confirm
     assert len(runs) >= 2 and {row.status for row in runs} == {Status.COMPLETED}
     answer = study.confirm(seeds=3, workers=2)
     assert answer == study.answer and answer.evidence.startswith("On 3 fresh seeds")
+
+
+def running_trial() -> TrialRow | None:
+    """Return trial 0 once it has learned in this run of its study."""
+    try:
+        with closing(Store.open()) as store:
+            study = store.study("plain")
+            rows = store.trials(study)
+    except PPOTunerError:  # there is no store yet, or no study
+        return None
+    is_learning = rows and study.has_controller and rows[0].status is Status.RUNNING and rows[0].episodes >= 16
+    return rows[0] if is_learning else None
+
+
+@pytest.mark.parametrize("how", ["the stop button", "kill -9"])
+def test_a_call_that_is_ended_in_the_middle_of_a_trial_leaves_no_worker_and_goes_on_there(
+    tiny_folder: Path, own_folder: Path, how: str
+) -> None:
+    """A notebook's stop button signals the whole group of processes, as Ctrl-C in a terminal."""
+    command = [sys.executable, str(SCRIPT), str(tiny_folder), "4096"]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["start_new_session"] = True
+    with spawned(command, **options) as script:
+        until(running_trial)
+        if how == "kill -9":
+            until(lambda: checkpoint.complete(own_folder / "runs" / "plain" / "0"))
+        below = psutil.Process(script.pid).children(recursive=True)
+        assert below, "trials run in processes of their own"
+        if how == "kill -9":
+            script.kill()
+            script.communicate()
+        else:
+            os.killpg(script.pid, signal.SIGINT)
+            _, stderr = script.communicate()
+            assert script.returncode == -signal.SIGINT
+            assert stderr.splitlines()[-1].startswith("KeyboardInterrupt: interrupted: 0 of 2 trials ended")
+            assert not any(map(psutil.Process.is_running, below)), "before it says so"
+        until(lambda: not any(map(psutil.Process.is_running, below)))
+    with closing(Store.open()) as store:
+        row = store.trial(store.study("plain"), 0)
+    kept = checkpoint.complete(own_folder / "runs" / "plain" / "0")
+    last = checkpoint.step_of(kept[-1])
+    if how == "the stop button":
+        assert (row.shown_status, row.episodes) == ("interrupted", 8 * last), "not a step is lost"
+    with spawned(command, **options) as script:
+        resumed = list(lines_until(script, "trial 0 resumes after step"))[-1]
+        assert int(resumed.split()[-1]) == last
+        until(running_trial)
+        script.kill()
 
 
 @pytest.fixture

@@ -173,6 +173,9 @@ def test_the_rest_of_a_budget_pays_for_the_seeds_of_all_that_are_confirmed() -> 
     assert _confirmed_by_rest(view) == Plan(top=1, seeds=3), "of three configurations 9 trials pay for three each"
     without = replace(view, trials=(rows[0], *(replace(row, number=row.number - 1) for row in rows[2:])))
     assert _confirmed_by_rest(without) == Plan(top=1, seeds=5), "of two configurations 10 trials"
+    timed = replace(view, spec=make_spec(budget="3m", baseline={"learning_rate": 3e-6}))
+    assert _confirmed_by_rest(timed) == Plan(top=1, seeds=3), "of 180 seconds 70 are spent, and 11 trials take 110"
+    assert _confirmed_by_rest(replace(view, spec=make_spec(budget="159s", baseline=study.baseline))) is None
 
 
 def test_it_is_confirmed_with_the_others_and_gains_are_over_both(tmp_path: Path) -> None:

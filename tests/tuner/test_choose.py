@@ -1,5 +1,7 @@
 """What runs next, on hand-made trials and in simulated studies; and what the controller makes of it."""
 
+import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +10,21 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
+from ppo_core.errors import ConfigError
 from ppo_core.report import NextMove, StepReport
 from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
+from tuner.cli.arguments import budget
 from tuner.control.decision import guarded
 from tuner.control.events import TrialStarted
 from tuner.engine.protocol import Stepped
-from tuner.judge.scoring import tally
+from tuner.judge.scoring import charged_seconds, tally
 from tuner.search.choose import New, Resume, choose, is_finished
 from tuner.search.propose import new_trial
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
+from tuner.study.study_file import BUDGET_IS
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 
@@ -72,6 +77,68 @@ def test_what_rounds_a_trial_up_to_whole_batches_is_not_charged(total: int, whol
     spec = make_spec(budget=10, fixed=fixed)
     assert (next_of(done[:9], spec), next_of(done, spec)) == ("new", None)
     assert tally(done, spec).text == "10 trials ended, 10.0 of 10 full trials spent"
+
+
+def test_a_budget_in_time_starts_trials_until_they_have_taken_it_and_what_runs_ends() -> None:
+    rows, spec = [finished(n, seconds=60.0) for n in range(3)], make_spec(budget="3m")
+    assert next_of([], make_spec(budget="1s")) == next_of(rows[:2], spec) == "new"
+    assert next_of(rows, spec) is None and is_finished(spec, rows)
+    assert next_of(rows, make_spec(budget="0.051h")) == "new", "room for 3.6 seconds begins a trial"
+    rows[2] = replace(rows[2], status=Status.RUNNING, seconds=5.0)
+    assert choose(spec, rows, (2,)) is None, "one that runs counts as what the others took"
+    assert isinstance(choose(make_spec(budget="181s"), rows, (2,)), New)
+    assert choose(spec, rows, ()) == Resume(2), "and is resumed to its end"
+    longer = [replace(row, seconds=200.0) if row.number == 2 else row for row in rows]
+    assert choose(make_spec(budget="310s"), longer, (2,)) is None, "but for one that took more already"
+    at_once = [trial_row(n, status=Status.FAILED, config=CONFIG, episodes=0, seconds=0.0) for n in range(3)]
+    assert (next_of(at_once[:2], make_spec(budget="3s")), next_of(at_once, make_spec(budget="3s"))) == ("new", None)
+    assert next_of(rows[:2], make_spec(budget="3m", trials=2)) is None
+
+
+def test_how_far_a_study_with_a_budget_in_time_is() -> None:
+    rows = [finished(0, seconds=60.0), finished(1, seconds=30.0), finished(2, seconds=9e9, origin=Origin.ENQUEUED)]
+    far = tally(rows, make_spec(budget="3m"))
+    assert (far.text, far.done) == ("3 trials ended, 1.5 of 3 min spent", 0.5)
+    running = replace(far, under_way=0.9, running=0.75)
+    assert (running.text, running.done) == ("3 trials ended, 2.2 of 3 min spent", 0.75)
+    assert tally(rows, make_spec(budget="90s")).text == "3 trials ended, 90.0 of 90 s spent"
+    both = tally(rows[:2], make_spec(budget="1h", trials=4))
+    assert (both.text, both.done) == ("2 of 4 trials ended, 0.0 of 1 h spent", 0.5)
+
+
+@pytest.mark.parametrize(("given", "read"), [(8, 8.0), ("8", 8.0), ("90s", "90s"), ("2.5 h", "2.5 h"), ("3m", "3m")])
+def test_a_budget_is_trials_or_a_time_and_is_stored_as_it_was_given(given: Any, read: float | str) -> None:
+    spec = make_spec(budget=given)
+    assert spec.budget == read == StudySpec.from_stored(json.loads(json.dumps(spec.to_dict())), "stored").budget
+    assert budget(str(given)) == read
+    assert spec.budget_time == {"90s": (90, "s", 90), "2.5 h": (2.5, "h", 9000), "3m": (3, "min", 180)}.get(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "m", "0m", "-3m", "3 d", "3x", "1e400m", "inf", "nan", "-1", "90 sec", True, [3]]
+)
+def test_another_budget_is_one_line_that_says_what_is_allowed(given: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_spec(budget=given)
+    told = [str(raised.value)]
+    if isinstance(given, str):
+        with pytest.raises(argparse.ArgumentTypeError) as refused:
+            budget(given)
+        told.append(str(refused.value))
+    for line in told:
+        assert "is not allowed" in line and BUDGET_IS in line and "\n" not in line
+
+
+def test_a_study_ends_with_the_trial_that_spends_its_time_and_goes_on_with_more(tmp_path: Path) -> None:
+    """A trial that takes less than a second is charged one."""
+    before, more = 0, (lambda new: new > 0)
+    for limit, is_more in (("3s", more), ("3s", lambda new: new == 0), ("6s", lambda new: new >= 0)):
+        has_ended, _ = run(tmp_path, quick_spec(trials=None, budget=limit, stop_early=False), workers=1)
+        ended = rows(tmp_path)
+        assert has_ended and is_more(len(ended) - before)
+        assert sum(map(charged_seconds, ended[:-1])) < int(limit[0]) <= sum(map(charged_seconds, ended))
+        assert all(row.status.is_final for row in ended)
+        before = len(ended)
 
 
 def test_trials_that_people_asked_for_are_not_counted() -> None:

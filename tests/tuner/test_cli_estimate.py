@@ -20,9 +20,9 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.estimate import LEARNING, LOADING, SAMPLING, _lower
 from tuner.cli.progress import StudyProgress
-from tuner.control.disk import disk, most_kept
+from tuner.control.disk import disk, most_kept, search_line
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
-from tuner.judge.scoring import Tally
+from tuner.judge.scoring import Tally, tally
 from tuner.study.spec import StudySpec
 
 STUDY = """
@@ -151,3 +151,25 @@ def test_disk_of_a_study(tally: dict[str, Any], trials: int) -> None:
     assert disk(1000, 0, spec, 0).most == 1000 * (7 + (trials - 1) * 2 + 8)
     assert most_kept(spec, 4) == 4 * 7 + (trials - 4) * 2 + 8
     assert most_kept(spec, 50) == trials * 7 + 8, "no more run than there are"
+
+
+@pytest.mark.parametrize(("more", "trials"), [({}, 5), ({"trials": 3}, 3)])
+def test_a_budget_in_time_is_so_many_trials(more: dict[str, Any], trials: int) -> None:
+    content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, "budget": "2m", **more}
+    spec = StudySpec.from_dict(content, "a")
+    assert disk(1000, 0, spec, 0, 27.0).most == 1000 * (7 + (trials - 1) * 2 + 8)
+    assert most_kept(spec, 4) == min(4, trials) * 7 + 8, "how long a trial takes is not known yet"
+    assert "about 2 min of device time" in search_line(replace(spec, trials=None), 2.0, 1.0)
+
+
+def test_the_time_left_of_a_budget_in_time_is_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("tuner.cli.progress.time.monotonic", lambda: now[0])
+    content = {key: value for key, value in made_study.SPEC.items() if key != "trials"}
+    spec = StudySpec.from_dict({**content, "budget": "10m"}, "made")
+    with StudyProgress(Console(file=out, width=200)) as progress:
+        progress(StudyStarted(spec, tally([], spec), ()))
+        progress(TrialStarted(running(0, {}), None))
+        for now[0] in (100.0, 160.0):
+            progress(TrialStepped(0, StepReport(0, 0, {}), 8))
+    assert "(study: 10% done, about 9 min left)" in out.getvalue()

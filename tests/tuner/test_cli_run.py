@@ -139,9 +139,11 @@ def test_the_count_is_of_the_search_or_of_what_confirms_it() -> None:
         progress(TrialEnded(trial_row(10), Tally(5, 6, 5.0, None, 10, 10)))
         progress(TrialEnded(trial_row(11), Tally(1, None, 0.84, 6.0)))
         progress(TrialEnded(trial_row(12), Tally(12, None, 6.96, 7.5, 10, 10)))
+        progress(TrialEnded(trial_row(13), Tally(2, None, 0.84, 3.0, unit="min")))
     counts = [line[: line.index("]") + 1] for line in out.getvalue().splitlines() if line.startswith("[")]
     assert counts == [
-        "[4/4]", "[confirmed  1/10]", "[confirmed 10/10]", "[5/6]", "[1 ended, 0.8 of 6]", "[12 ended, 7.0 of 7.5]"
+        "[4/4]", "[confirmed  1/10]", "[confirmed 10/10]", "[5/6]", "[1 ended, 0.8 of 6]", "[12 ended, 7.0 of 7.5]",
+        "[2 ended, 0.8 of 3 min]",
     ]  # fmt: skip
 
 

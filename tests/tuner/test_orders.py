@@ -262,6 +262,13 @@ def test_a_value_that_the_file_gains_is_a_later_word_than_an_order(tmp_path: Pat
     assert "budget = 2 is kept: it was set by an order; the study file said nothing" in notes(events)[-1]
     run(tmp_path, quick_spec(trials=1, budget=3.0))
     assert stored_spec(tmp_path)["budget"] == 3.0
+    placed(tmp_path, "set", changes={"budget": "90s"})
+    _, events = run(tmp_path, quick_spec(trials=1, budget=3.0))
+    assert stored_spec(tmp_path)["budget"] == "90s"
+    _, events = run(tmp_path, quick_spec(trials=1, budget=3.0))
+    assert "budget = 90s is kept: it was set by an order; the study file said 3;" in notes(events)[-1]
+    run(tmp_path, quick_spec(trials=1, budget=3.0), budget="2m")
+    assert stored_spec(tmp_path)["budget"] == "2m"
 
 
 def test_a_flag_is_a_later_word_than_an_order(tmp_path: Path) -> None:

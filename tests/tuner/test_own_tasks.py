@@ -48,6 +48,8 @@ def test_a_new_task_is_whole_and_short(written: Path) -> None:
     readme = (written / "README.md").read_text()
     assert "ppo-tuner train --task sums\n" in readme and "ppo-tuner run sums/study.toml\n" in readme
     assert "{" not in readme
+    told = (written / "study.toml").read_text().partition("ppo-tuner estimate ")[2].split()[0]
+    assert Path(told) == Path("sums", "study.toml"), "what tells how long a trial takes"
     study = StudySpec.load(written / "study.toml")
     assert (study.name, study.task) == ("sums", str(written / "task.toml"))
     assert list(study.search) == ["num_ppo_epochs", "cliprange", "kl_step"] and study.keeps_kl_step

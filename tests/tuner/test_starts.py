@@ -11,8 +11,11 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import quick_study
+from tests.tuner.trial_rows import trial_row
 from tuner.control.events import StudyStarted
+from tuner.control.orders import enqueued_params
 from tuner.control.run import run_study
+from tuner.search.propose import as_read
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
@@ -142,7 +145,8 @@ PACED = {"search": {"kl_step": "advised", "cliprange": "advised"}}
 def test_a_start_may_set_a_rate_and_beta_where_each_trial_keeps_its_pace() -> None:
     study = spec(**PACED, start=[{"learning_rate": 3e-3}, {"kl_coef": 0.2, "cliprange": 0.5}, {"cliprange": 0.1}])
     params = [study.params_with(start.params) for start in study.starts]
-    assert params[:2] == [{"cliprange": 0.2, "learning_rate": 3e-3}, {"cliprange": 0.3, "kl_coef": 0.2}]
+    assert params[0] == {"cliprange": 0.2, "learning_rate": 3e-3}
+    assert params[1] == {"cliprange": 0.3, "kl_coef": 0.2, "kl_target": None}
     assert params[2] == {"cliprange": 0.1, "kl_step": pytest.approx(1 / 30)}
     assert study.notes == ("the start kl_coef = 0.2, cliprange = 0.3: cliprange 0.5 moved to 0.3",)
     configs = [study.config(one) for one in params]
@@ -156,6 +160,26 @@ def test_a_start_may_set_a_rate_and_beta_where_each_trial_keeps_its_pace() -> No
         spec(**PACED, start=[{"lam": 0.9}])
     always = spec(**PACED, fixed={"lr_controller": "kl_step"}, start=[{"learning_rate": 3e-3}])
     assert always.params_with(always.starts[0].params).keys() == {"learning_rate", "kl_step", "cliprange"}
+
+
+@pytest.mark.parametrize("where", ["search", "fixed", "neither"])
+def test_a_start_that_states_beta_alone_has_it_fixed_whatever_target_the_study_has(where: str) -> None:
+    target = {"search": {"low": 3, "high": 5}, "fixed": 4.5}
+    paced = {"search": {"kl_step": "advised", "cliprange": "advised"}, "fixed": {"gamma": 0.9}}
+    if where != "neither":
+        paced[where] = {**paced[where], "kl_target": target[where]}
+    starts = [{"kl_coef": 0.2}, {"kl_coef": 0.3, "learning_rate": 1e-4}, {"kl_coef": 0.2, "kl_controller": "adaptive"}]
+    starts += [{"kl_coef": 0.1, "kl_horizon": 500}, {"learning_rate": 3e-4}]
+    study = spec(**paced, start=starts)
+    targets = [study.config(study.params_with(start.params)).kl_target for start in study.starts]
+    moved = study.config(study.reference_params()).kl_target
+    assert moved is not None and targets == [None, None, moved, moved, moved]
+    queued = enqueued_params(study, [], {"kl_coef": 0.2})
+    assert (study.config(queued).kl_target, study.config(queued).kl_coef) == (None, 0.2)
+    own = [enqueued_params(study, [], {"kl_coef": 0.2, "kl_target": 3.5}), enqueued_params(study, [], {"gamma": 0.8})]
+    assert [study.config(one).kl_target for one in own] == [3.5, moved]
+    row = trial_row(1, origin=Origin.LISTED, config=study.config(queued).to_dict(), params=queued, value=2.0)
+    assert as_read(study, [row])[0].state.name == "FAIL", "the sampler is not told of it"
 
 
 def test_of_a_recipe_only_what_is_searched_is_taken() -> None:

@@ -3,9 +3,10 @@
 import argparse
 import re
 
-from ppo_core.errors import nearest
+from ppo_core.errors import ConfigError, nearest
 from tuner.environment import STORAGE_VARIABLE
 from tuner.exchange import TRAINERS
+from tuner.study.study_file import BUDGET_IS, Time, read_budget
 
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
@@ -14,7 +15,6 @@ LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
 """Values of `--engine`; the last is followed by a host and a port."""
 _MOST_DIGITS = 9
 """Longest trial number: databases hold no larger ones."""
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
@@ -52,8 +52,15 @@ def engine(text: str) -> str:
 
 def duration(text: str) -> float:
     """Return the seconds of `90`, `90s`, `10m` or `2h`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text, flags=re.ASCII)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if seconds <= 0:
+    time = Time.read(text) or Time.read(f"{text}s")
+    if time is None:
         raise _refusal(text, "a time over 0, such as 90 (seconds), 10m or 2h")
-    return seconds
+    return time.seconds
+
+
+def budget(text: str) -> float | str:
+    """Return a study's budget: a number of trials, or a time as `90s`, `3m` or `2h`."""
+    try:
+        return read_budget(text, "budget")
+    except ConfigError:
+        raise _refusal(text, BUDGET_IS) from None

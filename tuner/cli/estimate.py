@@ -116,7 +116,13 @@ def estimate(argv: Sequence[str]) -> int:
             f"the process of the iteration was ended, probably since it took too much memory; lower {_words(changes)}"
         ) from error
     place = room(resolve_device(request.device))
-    space = disk(measured.checkpoint, measured.model, request.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
+    space = disk(
+        measured.checkpoint,
+        measured.model,
+        request.spec,
+        shutil.disk_usage(existing(RUNS_FOLDER)).free,
+        measured.run_seconds,
+    )
     if args.json:
         print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:

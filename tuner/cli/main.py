@@ -20,6 +20,7 @@ from tuner.cli.arguments import (
     RAY,
     RAY_CLIENT,
     STORAGE_HELP,
+    budget,
     duration,
     engine,
     gpus,
@@ -259,6 +260,7 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.add_hyperparameters()
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):
         commands[name].switch("--json", "print JSON on stdout")
+    commands["doctor"].switch("--train", "also train a tiny policy on three tasks with known answers (a minute)")
     for name in COMMANDS.keys() - {"import-config", "train", "new-task", "estimate"}:
         commands[name].value("--storage", "URL", str, STORAGE_HELP)
     return parser, commands
@@ -269,7 +271,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     run.study("a study's TOML file or its folder, or a stored study's name")
     for parser in (demo, run):
         parser.value("--trials", "N", positive_int, "the most trials that the study may start")
-        parser.value("--budget", "N", positive, CHANGEABLE_SETTINGS["budget"])
+        parser.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
         parser.switch("--whole-budget", "spend the whole budget, even where another trial promises hardly any gain")
     confirm.study("a finished study's name")
     confirm.value(
@@ -344,7 +346,7 @@ def _add_order_arguments(commands: Mapping[str, _CommandParser]) -> None:
     commands["fork"].value("--at", "EPISODE", positive_int, "episode of a kept checkpoint (default: the latest)")
     change = commands["set"]
     change.value("--trials", "N", positive_int, CHANGEABLE_SETTINGS["trials"])
-    change.value("--budget", "N", positive, CHANGEABLE_SETTINGS["budget"])
+    change.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
     change.value("--workers", "K", positive_int, CHANGEABLE_SETTINGS["workers"])
     change.value("--kl-budget", "X", positive, CHANGEABLE_SETTINGS["kl_budget"])
 

@@ -24,7 +24,7 @@ from tuner.confirm.headline import Headline
 from tuner.control import events
 from tuner.control.disk import search_line
 from tuner.judge.best import Rank, best_rank
-from tuner.judge.scoring import Tally
+from tuner.judge.scoring import FULL_TRIALS, Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
@@ -75,6 +75,8 @@ class _Running:
     printed_at: float
     """Time of its last line, or of its start."""
     stepped: events.TrialStepped | None = None
+    began: float = 0.0
+    """Time of its first report."""
 
     def share(self, spec: StudySpec) -> float:
         """Return the share of its episodes that it has trained on since this start."""
@@ -207,6 +209,7 @@ class StudyProgress:
         running = self._running.get(event.number)
         if running is None:
             return
+        running.began = running.began or time.monotonic()
         running.stepped = event
         if running.row.role is not Role.CONFIRM:
             self._tell_cost(event.report)
@@ -276,7 +279,12 @@ class StudyProgress:
             for running in self._running.values()
             if (running.row.role is Role.CONFIRM if is_confirming else running.row.counts_toward_total)
         )
-        return replace(self._tally, under_way=under_way)
+        seconds = sum(
+            time.monotonic() - one.began for one in self._running.values() if one.row.counts_toward_total and one.began
+        )
+        budget = self._spec.budget_time
+        running = 0.0 if budget is None else seconds * budget.amount / budget.seconds
+        return replace(self._tally, under_way=under_way, running=running)
 
     def _time_left(self) -> str:
         """Return the share done and an estimate of the time left."""
@@ -295,6 +303,7 @@ def _count(row: TrialRow, tally: Tally) -> str:
     if row.role is Role.CONFIRM:
         return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
     if tally.total is None:
-        return f"{tally.ended} ended, {tally.spent:.1f} of {tally.budget:g}"
+        unit = "" if tally.unit == FULL_TRIALS else f" {tally.unit}"
+        return f"{tally.ended} ended, {tally.spent:.1f} of {tally.budget:g}{unit}"
     total = max(tally.total, tally.ended)
     return f"{tally.ended:>{len(str(total))}}/{total}"

@@ -29,6 +29,7 @@ from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
 from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
 from tuner.judge.results import StudyView, read_study
+from tuner.judge.scoring import seconds_of_whole
 from tuner.search.worth import ends_early
 from tuner.store import Store
 from tuner.study import study_file
@@ -172,7 +173,12 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     if view.spec.budget is None or not ends_early(view.spec, view.trials):
         return None
     configurations = 1 + len(always_confirmed(view.trials))
-    seeds = int((view.spec.budget - view.tally.spent) / configurations)
+    if (time := view.spec.budget_time) is None:
+        left = float(view.spec.budget) - view.tally.spent
+    else:
+        usual = seconds_of_whole(view.trials, view.spec.total_episodes)
+        left = (1 - view.tally.spent / time.amount) * time.seconds / usual
+    seeds = int(left / configurations)
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 

@@ -21,13 +21,16 @@ class Disk:
     line: str
 
 
-def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
-    """Return the space of checkpoints of a study, or of a run that also saves models (None); sizes in bytes."""
+def disk(one: int, model: int, spec: StudySpec | None, free: int, run: float = math.inf) -> Disk:
+    """Return the space of checkpoints of a study, or of a run that also saves models (None); sizes in bytes.
+
+    `run` is the seconds of a trial, by which a budget in time is counted.
+    """
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * model
         kept = f"{at_most(one)}, then models of {size(model)}"
     else:
-        most = most_kept(spec) * one
+        most = most_kept(spec, run=run) * one
         kept = (
             f"about {size(one)} each, with one worker up to {_OF_RUNNING} of the running trial, {NEWEST} of each ended "
             f"one, {FRONT} more"
@@ -38,15 +41,19 @@ def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
 _OF_RUNNING = MOST_KEPT + OWN_FRONT + 1
 
 
-def most_kept(spec: StudySpec, workers: int = 1) -> int:
-    """Return the most checkpoints that a study keeps at a time, with so many trials at a time."""
-    trials = spec.trials or math.ceil(full_trials(spec))
+def most_kept(spec: StudySpec, workers: int = 1, run: float = math.inf) -> int:
+    """Return the most checkpoints that a study keeps at a time, with so many trials at a time, of `run` seconds."""
+    trials = spec.trials or math.ceil(full_trials(spec, run)) or workers
     running = min(workers, trials)
     return running * _OF_RUNNING + (trials - running) * NEWEST + FRONT
 
 
-def full_trials(spec: StudySpec) -> float:
-    """Return the cost of a study's search, in trials of full length; with a budget at most that of all its trials."""
+def full_trials(spec: StudySpec, run: float) -> float:
+    """Return the cost of a study's search, in trials of full length, each of `run` seconds; with a budget at most that
+    of all its trials.
+    """
+    if spec.budget_time is not None:
+        return min(spec.budget_time.seconds / run, spec.trials or math.inf)
     return (spec.trials or 0) if spec.most_spent is None else spec.most_spent
 
 
@@ -54,8 +61,9 @@ def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
     """Return a line on the time of a study's search, given the seconds of an iteration and an evaluation."""
     config = spec.config({})
     run = evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation)
-    whole = full_trials(spec) * run * spec.gpus_per_trial
+    trials = full_trials(spec, run)
+    whole = trials * run * spec.gpus_per_trial
     return (
-        f"the whole search: about {duration(whole)} of device time, {full_trials(spec):.3g} full trials of "
+        f"the whole search: about {duration(whole)} of device time, {trials:.3g} full trials of "
         f"{duration(run)}, by an iteration of {iteration:.2g} s and an evaluation of {evaluation:.2g} s"
     )

@@ -27,6 +27,7 @@ from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
 from tuner.study.spec import StudySpec, require_stated_mini_batch
 from tuner.study.status import ORDER_KINDS, STOPPED_BY_PERSON, Origin, Role, Status, Wanted
+from tuner.study.study_file import setting_text
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
@@ -229,7 +230,7 @@ class OrderDesk:
         def effect(connection: Connection) -> str:
             connection.execute(update(table).where(table.c.id == study.row.id).values(**values))
             write_judgements(connection, judged_anew)
-            said = ", ".join(f"{name} is now {value:g}" for name, value in changes.items())
+            said = ", ".join(f"{name} is now {setting_text(value)}" for name, value in changes.items())
             return f"{said}. {spec.budget_changed}" if "kl_budget" in changes and spec.budget_changed else said
 
         study.store.decide(study.lease, order, effect)

@@ -42,7 +42,7 @@ def run_study(
     trials_per_gpu: int = 1,
     from_file: bool = True,
     trials: int | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     timeout: float | None = None,
     checkpoint_seconds: float | None = None,
     plan: Plan | None = None,
@@ -68,7 +68,7 @@ def run_study(
         from_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
             holds until the file's own value changes.
         trials: The study's total; None: the spec's, or an order's.
-        budget: The study's budget, in trials of full length; None: the spec's, or an order's.
+        budget: The study's budget, in trials of full length or as a time such as `3m`; None: the spec's, or an order's.
         timeout: Seconds after which to stop.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: The confirmation to run once the search has ended; None: none beyond what was asked for before.
@@ -83,11 +83,13 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, budget=budget, timeout=timeout)
+    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, timeout=timeout)
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     if checkpoint_seconds is not None:
         spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')
-    flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
+    flags: dict[str, float | str] = {
+        name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None
+    }
     if flags:
         changed_spec(spec, flags)  # bad values are refused before anything is created
     propose.require_usable(spec)

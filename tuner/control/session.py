@@ -23,7 +23,7 @@ from tuner.store.commands import command
 from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS, Origin
-from tuner.study.study_file import OF_A_SCHEDULE
+from tuner.study.study_file import OF_A_SCHEDULE, setting_text
 from tuner.study.trial_tables import STUDY, ListedTrial, clip_to_space
 
 
@@ -92,7 +92,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
                 store.release(lease)
 
 
-def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) -> Iterator[str]:
+def reconcile(study: OpenStudy, flags: Mapping[str, float | str], *, from_file: bool) -> Iterator[str]:
     """Take the given spec and the folder as the study's, which `accept` stores; yield notes for the user.
 
     Args:
@@ -155,7 +155,7 @@ FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 """Settings by their name in orders, with their keys in study files."""
 FILE, SET = "file", "set"
 
-Overrides = Mapping[str, Mapping[str, float | None]]
+Overrides = Mapping[str, Mapping[str, float | str | None]]
 """Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since.
 
 An order's value holds until the file's own value changes or a flag of `run` gives another one.
@@ -183,7 +183,7 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
     return spec.with_keys(keys, f'study "{spec.name}"')
 
 
-def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | str | None]]:
     """Return the record updated by an order `set`."""
     ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
     return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
@@ -195,10 +195,10 @@ def _at_run(
     to_copy: Callable[[Sequence[str]], str],
     *,
     from_file: bool,
-    flags: Mapping[str, float],
-) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
+    flags: Mapping[str, float | str],
+) -> tuple[StudySpec, dict[str, dict[str, float | str | None]], list[str]]:
     """Return a run's spec, the updated record, and notes for the user, one line each; see `reconcile`."""
-    record: dict[str, dict[str, float | None]] = {}
+    record: dict[str, dict[str, float | str | None]] = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
@@ -210,11 +210,11 @@ def _at_run(
         record[name][SET] = kept
         if kept != value:
             spec = changed_spec(spec, {name: kept})
-            file_said = "nothing" if value is None else f"{value:g}"
+            file_said = "nothing" if value is None else setting_text(value)
             set_it = to_copy(["set", spec.name, f"--{name.replace('_', '-')}", "X"])
             notes.append(
-                f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order; the study file said {file_said}; "
-                f"to change it: {set_it}, or another value in the file"
+                f"{FILE_KEYS[name]} = {setting_text(kept)} is kept: it was set by an order; the study file said "
+                f"{file_said}; to change it: {set_it}, or another value in the file"
             )
     return (changed_spec(spec, flags) if flags else spec), record, notes
 

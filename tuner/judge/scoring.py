@@ -166,6 +166,11 @@ def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
     )
 
 
+FULL_TRIALS = "full trials"
+LEAST_SECONDS = 1.0
+"""Least that a budget in time is charged for a trial that ended, or trials that fail at once would never spend it."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """How far a study is: trials that ended, and what was spent."""
@@ -175,15 +180,19 @@ class Tally:
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
-    """Cost of the search so far, in trials of full length (see `charged`)."""
+    """Cost of the search so far, in `unit` (see `charged`)."""
     budget: float | None
-    """Budget of the search, at most what all of `total` trials can cost; None: not limited."""
+    """Budget of the search in `unit`, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
     """Confirming runs."""
     confirmed: int = 0
     """Confirming runs that have ended."""
     under_way: float = 0.0
     """Progress of running trials since the others were counted, in trials of full length."""
+    unit: str = FULL_TRIALS
+    """Of the budget: FULL_TRIALS, or that of its time."""
+    running: float = 0.0
+    """Time of running trials since the others were counted, in the unit of a budget in time."""
 
     @property
     def text(self) -> str:
@@ -195,8 +204,8 @@ class Tally:
         else:
             parts = [f"{pluralize(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.budget is not None:
-            under_way = self.under_way if self.confirmed >= self.confirming else 0.0
-            parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
+            since = self._since if self.confirmed >= self.confirming else 0.0
+            parts.append(f"{self.spent + since:.1f} of {self.budget:g} {self.unit} spent")
         if self.confirming:
             parts.append(f"{self.confirmed} of {pluralize(self.confirming, 'confirming run')} ended")
         return ", ".join(parts)
@@ -206,9 +215,14 @@ class Tally:
         """Share done, from 0 to 1, for a progress bar."""
         if self.confirmed < self.confirming:
             return min(1.0, (self.confirmed + self.under_way) / self.confirming)
-        if self.budget is not None:
-            return min(1.0, (self.spent + self.under_way) / self.budget)
-        return min(1.0, (self.ended + self.under_way) / self.total) if self.total else 0.0
+        spent = 0.0 if self.budget is None else (self.spent + self._since) / self.budget
+        in_trials = self.budget is not None and self.unit == FULL_TRIALS  # at most what all of them cost
+        ended = (self.ended + self.under_way) / self.total if self.total and not in_trials else 0.0
+        return min(1.0, max(spent, ended))
+
+    @property
+    def _since(self) -> float:
+        return self.under_way if self.unit == FULL_TRIALS else self.running
 
 
 def charged(row: TrialRow, whole: int) -> int:
@@ -222,17 +236,34 @@ def charged(row: TrialRow, whole: int) -> int:
     return min(PPOConfig.from_dict(row.config).batch_sizes(world_size=1).batch_size, whole)
 
 
+def charged_seconds(row: TrialRow) -> float:
+    """Return the seconds that a study's budget in time is charged for a trial."""
+    return max(row.seconds, LEAST_SECONDS if row.status.is_final else 0.0)
+
+
+def seconds_of_whole(rows: Iterable[TrialRow], whole: int) -> float:
+    """Return what a trial of `whole` episodes takes, by those that ended; 0 before any."""
+    ended = [row for row in rows if row.status.is_final]
+    episodes = sum(charged(row, whole) for row in ended)
+    return whole * sum(map(charged_seconds, ended)) / episodes if episodes else 0.0
+
+
 def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     """Return how far a study is."""
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]
-    whole = spec.total_episodes
+    whole, time = spec.total_episodes, spec.budget_time
+    counting = [row for row in searched if row.counts_toward_total]
+    spent = sum(charged(row, whole) for row in counting) / whole
+    if time is not None:
+        spent = sum(map(charged_seconds, counting)) * time.amount / time.seconds
     return Tally(
         ended=sum(row.status.is_final for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts_toward_total for row in searched),
-        spent=sum(charged(row, whole) for row in searched if row.counts_toward_total) / whole,
-        budget=spec.most_spent,
+        spent=spent,
+        budget=spec.most_spent if time is None else time.amount,
+        unit=FULL_TRIALS if time is None else time.unit,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),
     )

@@ -2,8 +2,8 @@
 
 Every trial runs whole: trials that keep their own pace stand at about the same KL, and nothing early in a run tells
 which will be the best. A trial starts while the budget has room for one of full length; one that ended earlier is
-charged what it used. A search ends before its budget is spent where another trial is not worth its cost
-(`tuner.search.worth`), and where its space has no other point.
+charged what it used. With a budget in time one starts until the trials have taken that. A search ends before its budget
+is spent where another trial is not worth its cost (`tuner.search.worth`), and where its space has no other point.
 
 No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
 study's trials are in order of their numbers, which start at 0 and have no gaps.
@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
-from tuner.judge.scoring import charged
+from tuner.judge.scoring import charged, charged_seconds, seconds_of_whole
 from tuner.search.worth import LEAST_GAIN, ends_early
 from tuner.store import TrialRow
 from tuner.study.space import points
@@ -108,12 +108,19 @@ def why_early(spec: StudySpec, rows: Rows) -> str:
 
 
 def _has_room(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if total and budget allow another trial of full length; an unended one is committed to its end."""
+    """Return True if total and budget allow another trial; an unended one is committed to its end.
+
+    A budget in trials needs room for one of full length, a budget in time any.
+    """
     counting, whole = counting_trials(rows), spec.total_episodes
     if spec.trials is not None and len(counting) >= spec.trials:
         return False
+    if spec.budget_time is not None:
+        usual = seconds_of_whole(counting, whole)
+        seconds = (charged_seconds(row) if row.status.is_final else max(row.seconds, usual) for row in counting)
+        return sum(seconds) < spec.budget_time.seconds
     committed = sum(charged(row, whole) if row.status.is_final else whole for row in counting)
-    return committed + whole <= (math.inf if spec.budget is None else spec.budget * whole)
+    return committed + whole <= (spec.budget * whole if isinstance(spec.budget, float) else math.inf)
 
 
 def point(spec: StudySpec, params: Mapping[str, HyperValue]) -> tuple[HyperValue, ...]:

@@ -74,8 +74,8 @@ class StudySpec:
     trainer: str
     trials: int | None
     """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
-    budget: float | None
-    """In trials of full length (`total_episodes`); None: not limited."""
+    budget: float | str | None
+    """In trials of full length (`total_episodes`), or a time such as `3m`; None: not limited."""
     stop_early: bool
     """True: the search ends once another trial is not worth its cost (`tuner.search.worth`)."""
     seed: int
@@ -117,9 +117,18 @@ class StudySpec:
         return self.guard.kl_limit
 
     @property
+    def budget_time(self) -> study_file.Time | None:
+        """The budget, if it is a time."""
+        return study_file.Time.read(self.budget) if isinstance(self.budget, str) else None
+
+    @property
     def most_spent(self) -> float | None:
-        """Most that the search can spend, in trials of full length: the budget, but no more than all trials cost."""
-        return self.budget if self.budget is None or self.trials is None else min(self.budget, self.trials)
+        """Most that the search can spend, in trials of full length: the budget, but no more than all trials cost; None:
+        these are not limited, or by time.
+        """
+        if self.budget is None or isinstance(self.budget, str):
+            return None
+        return self.budget if self.trials is None else min(self.budget, self.trials)
 
     @property
     def total_episodes(self) -> int:
@@ -214,7 +223,7 @@ class StudySpec:
             declared=task,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or optional("trials", partial(checks.integer, bounds=Bounds(1))),
-            budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
+            budget=optional("budget", study_file.read_budget),
             stop_early=checks.boolean(content.get("stop_early", True), f"{where}: stop_early"),
             seed=checks.integer(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
@@ -360,11 +369,15 @@ class StudySpec:
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
         """Return the params of a trial with the values `given`; trial 0's fill in the rest.
 
-        A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in.
+        A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in. Its own
+        β is fixed, unless it states how β moves, and then moves to the study's KL target.
         """
         reference = self.reference_params()
         if "lr_controller" not in self._pace(given):
             reference.pop("kl_step", None)
+            if self.keeps_kl_step and "kl_coef" in given:
+                moves = {"kl_controller", "kl_horizon"} & given.keys()
+                reference["kl_target"] = {**self._pace({}), **reference, **self.fixed}["kl_target"] if moves else None
         return {**reference, **given}
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
@@ -528,7 +541,7 @@ class StudySpec:
         """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
         if self.trials is None and self.budget is None:
             raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
-        if self.budget is not None and self.budget < 1:
+        if isinstance(self.budget, float) and self.budget < 1:
             raise ConfigError(
                 f"{where}budget = {self.budget:g} is not allowed; expected at least 1, one trial of full length"
             )

@@ -135,7 +135,7 @@ ORDER_KINDS: Mapping[str, OrderKind] = {
 
 CHANGEABLE_SETTINGS: Mapping[str, str] = {
     "trials": "the study's total number of trials",
-    "budget": "what the study may spend, in trials of full length",
+    "budget": "what the search may spend: trials of full length such as 8, or time such as 90s, 3m or 2h",
     "workers": "trials at the same time",
     "kl_budget": "nats per response",
 }

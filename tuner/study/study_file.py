@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
@@ -43,7 +43,8 @@ TOP_LEVEL: Mapping[str, str] = {
     "`module:TASK`, or a table with a task file's keys",
     "trainer": "`module:function` of a trainer of your own; unset: PPO",
     "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
-    "budget": "what the search may spend, in trials of full length; this, `trials` or both",
+    "budget": 'what the search may spend, in trials of full length such as 8, or in time such as `"90s"`, '
+    '`"3m"` or `"2h"`, after which no trial begins; this, `trials` or both',
     "stop_early": "true (unless set): a search ends once another trial is expected to add less than half a percent of "
     "what its best has gained; false: it spends its whole budget",
     "seed": "of every trial and of the sampler; 0 unless set",
@@ -122,9 +123,30 @@ LENGTH = ("total_episodes", "batch_size", "per_device_train_batch_size", "gradie
 """Hyperparameters that decide how many iterations a run has."""
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
+UNITS: Mapping[str, tuple[float, str]] = {"s": (1.0, "s"), "m": (60.0, "min"), "h": (3600.0, "h")}
+"""Seconds of each unit of time, and how it is printed."""
+BUDGET_IS = "a number over 0 of full-length trials, such as 8, or a time such as 90s, 3m or 2h"
 PER_TOKEN = "_per_token"
 """Suffix of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
+
+
+class Time(NamedTuple):
+    """A time as it was given."""
+
+    amount: float
+    unit: str
+    """As it is printed: `s`, `min` or `h`."""
+    seconds: float
+
+    @classmethod
+    def read(cls, text: str) -> "Time | None":
+        """Return the time of `90s`, `10m` or `2h`; None: it is none over 0."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text, flags=re.ASCII)
+        if match is None or not 0 < float(match[1]) < math.inf:
+            return None
+        seconds, unit = UNITS[match[2]]
+        return cls(float(match[1]), unit, float(match[1]) * seconds)
 
 
 @dataclass(frozen=True)
@@ -149,6 +171,21 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
     if not isinstance(value, str) or not regex.fullmatch(value):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected {allowed}")
     return value
+
+
+def read_budget(value: object, where: str) -> float | str:
+    """Return a study's budget, a number of trials or a time's text, from either or a number's text."""
+    if isinstance(value, str) and Time.read(value):
+        return value
+    try:
+        return checks.number(float(value) if isinstance(value, str) else value, checks.POSITIVE, where)
+    except (ConfigError, ValueError):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {BUDGET_IS}") from None
+
+
+def setting_text(value: float | str) -> str:
+    """Return a setting that is a number or a text as text: `9.5`, `3m`."""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float, float]:

@@ -169,7 +169,7 @@ def reference(policy: str, batch_size: object = None) -> dict[str, HyperValue]:
 
 def search() -> dict[str, Any]:
     """Return the [search] table of the study that `write` writes."""
-    return dict(tomllib.loads(_template("study.toml").format(name="any", more=""))["search"])
+    return dict(tomllib.loads(_template("study.toml").format(name="any", folder="any", more=""))["search"])
 
 
 def _template(name: str) -> str:
