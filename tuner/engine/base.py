@@ -28,8 +28,8 @@ class Engine(Protocol):
 
     @property
     def is_exhausted(self) -> bool:
-        """True if no place is left that a job could get."""
-        ...
+        """True if no place is left that a job could get; a cluster may grow."""
+        return False
 
     def start(self, job: Job) -> None:
         """Start a job, if there is room; its messages come from `events`, under its id.

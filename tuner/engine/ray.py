@@ -135,11 +135,6 @@ class RayEngine(Engine):
     def free(self) -> int:
         return max(0, self._limit - len({busy.job.number for busy in self._busy}))
 
-    @property
-    def is_exhausted(self) -> bool:
-        """False: a cluster may grow."""
-        return False
-
     def resize(self, workers: int) -> None:
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
