@@ -72,8 +72,8 @@ def _length(run: Run) -> str:
     """Describe the run's length and evaluations, and how the requested episodes were rounded."""
     config = run.config
     batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
-    plural = "" if iterations == 1 else "s"
-    text = f"{iterations} iteration{plural} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
+    length = pluralize(iterations, "iteration")
+    text = f"{length} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
     if run.last_step < iterations:
         return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
     asked, whole = config.total_episodes, iterations * batch
@@ -117,7 +117,7 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     left = seconds_left(config, report.step, last, iteration, evaluation)
     if report.step >= last or not math.isfinite(left):
         return None
-    iterations = output.pluralize(last - report.step, "iteration")
+    iterations = pluralize(last - report.step, "iteration")
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
 

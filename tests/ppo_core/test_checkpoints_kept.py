@@ -110,6 +110,11 @@ def test_a_run_keeps_some_of_its_front_where_that_is_asked_for(tmp_path: Path) -
     assert steps(tmp_path) == [10, 11], "which beats all others at a lower KL than theirs"
 
 
+def test_a_run_that_is_never_within_its_budget_keeps_some_of_its_front(tmp_path: Path) -> None:
+    save(keeper(tmp_path, front=2), *(report(n, 0.1 * n, 10.5 + n) for n in range(1, 8)))
+    assert checkpoint.best(tmp_path, BUDGET) is None and steps(tmp_path) == [1, 5, 6, 7]
+
+
 def test_the_front_gives_way_where_the_disk_is_full(tmp_path: Path) -> None:
     kept = keeper(tmp_path, front=3)
     save(kept, *(report(n, 0.1 * n, 1.5 * n) for n in range(9)))
