@@ -24,6 +24,7 @@ from tuner.store import Store
 
 pytestmark = pytest.mark.browser
 
+CLOCK = re.compile(r"\d\d:\d\d:\d\d$")
 REFRESHES = 7
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
@@ -259,12 +260,12 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
         for name, (state, is_live) in words.items():
             visit.open(f"{server.address}/?study={name}")
             expect(visit.page).to_have_title(re.compile(f" {name} - PPO Tuner"))
-            read = _last_update(visit)
-            if is_live:
-                until(lambda read=read: _last_update(visit) != read)
+            if state == "finished":
+                assert visit.page.get_by_text(CLOCK).count() == 0, "it would read as the time of its end"
             else:
-                visit.page.wait_for_timeout(3_000)
-                assert _last_update(visit) == read
+                read = _last_update(visit)
+                visit.page.wait_for_timeout(0 if is_live else 3_000)
+                until(lambda read=read, is_live=is_live: (_last_update(visit) != read) == is_live)
             badge = visit.page.locator(".stMarkdownBadge").filter(visible=True).first  # those below are its trials' own
             assert badge.inner_text().split()[1:] == state.split(), name  # behind the name of its icon
         visit.open(f"{server.address}/runs?study=silent&view=Reward+and+KL")
@@ -273,7 +274,7 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
 
 def _last_update(visit: Visit) -> str:
     """Return the time that the status line shows."""
-    return visit.page.get_by_text(re.compile(r"\d\d:\d\d:\d\d$")).first.inner_text().split()[-1]
+    return visit.page.get_by_text(CLOCK).first.inner_text().split()[-1]
 
 
 # The link
