@@ -13,8 +13,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ppo_core.cli.command_line import Parser, positive, positive_int
 from ppo_core.cli.run_folder import HubRepo
 from ppo_core.config import checks
@@ -280,11 +278,16 @@ def _each_once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _read_yaml(text: str) -> Any:
-    """Return YAML's content; of its outermost table no key may be there twice."""
-    node = yaml.compose(text, yaml.SafeLoader)
-    if isinstance(node, yaml.MappingNode):
-        _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-    return yaml.safe_load(text)
+    """Return YAML's content; ValueError if it is none, or a key of its outermost table is there twice."""
+    import yaml  # commands that only read do without
+
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def parse_config(path: Path) -> Mapping[str, Any]:
@@ -296,7 +299,7 @@ def parse_config(path: Path) -> Mapping[str, Any]:
     text = checks.read_text(path, "config file")
     try:
         content = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else _read_yaml(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # or more nested lists than Python reads
+    except (ValueError, RecursionError) as error:  # or more nested lists than Python reads
         what = " ".join(str(error).split())
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {what}") from error
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
