@@ -117,8 +117,10 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
     if path.suffix.lower() not in READERS:
         raise TaskError(f"{source.where}: cannot read {path.name}; supported: {', '.join(READERS)}")
     try:
-        if path.is_file() and path.open("rb").read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise TaskError(f"{source.where}: {path.name} is in UTF-16; save it in UTF-8")
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    raise TaskError(f"{source.where}: {path.name} is in UTF-16; save it in UTF-8")
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
         raise TaskError(f"{source.where}: {path.name} cannot be read: {error.strerror or error}") from error
