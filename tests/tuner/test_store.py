@@ -25,7 +25,7 @@ from tests.tuner.stores import pretend
 from tests.waiting import until
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 from tuner.store.trials import copy_steps
-from tuner.study.status import Origin, Reason, Status
+from tuner.study.status import Origin, Reason, Status, Wanted
 
 
 @pytest.fixture(params=stores.CASES)
@@ -259,6 +259,22 @@ def test_a_trial_that_nobody_runs_is_interrupted_until_held_again(store: Store) 
     assert shown() == ["interrupted", "completed"]
     store.acquire("a")
     assert shown() == ["running", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "is_aside"),
+    [(None, Status.WAITING, True), (Wanted.PAUSE, Status.PAUSED, True), (Wanted.STOP, Status.RUNNING, False)],
+)
+def test_a_trial_without_a_worker_waits_or_does_what_was_ordered(
+    store: Store, wanted: Wanted | None, status: Status, is_aside: bool
+) -> None:
+    lease, reason = store.acquire("a"), Reason("outage", "no answer")
+    trial = add_trial(store, lease)
+    store.begin_attempt(lease, store.trial(store.study("a"), 0), None)
+    stores.execute(store, "UPDATE ppo_trials SET wanted = " + ("NULL" if wanted is None else f"'{wanted.value}'"))
+    assert store.set_aside(lease, trial.id, Outcome(Status.PAUSED), reason) is is_aside
+    row = store.trial(store.study("a"), 0)
+    assert (row.status, row.reason) == (status, reason if status is Status.WAITING else None)
 
 
 def test_a_process_is_known_by_what_no_clock_changes() -> None:
