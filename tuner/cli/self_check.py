@@ -109,13 +109,15 @@ def _models(right: Right) -> TaskModels:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = GPT2Config(
-            vocab_size=len(WORDS), pad_token_id=0, bos_token_id=1, eos_token_id=1,
-            n_positions=8, n_embd=32, n_layer=2, n_head=2,
+            vocab_size=len(WORDS), n_positions=8, n_embd=32, n_layer=2, n_head=2,
+            pad_token_id=0, bos_token_id=1, eos_token_id=1,
         )  # fmt: skip
         policy = GPT2LMHeadModel(config)
     policy = policy.eval().requires_grad_(False).to(resolve_device("auto"))
 
-    def score(prompts: Sequence[Prompt], responses: Sequence[str], tokens: object, ended: object) -> Scored:
+    def score(
+        prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
+    ) -> Scored:
         shares = []
         for prompt, response in zip(prompts, responses, strict=True):
             digits = [prompt.text, *response.split()]
