@@ -407,7 +407,8 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(tmp_path:
         (tmp_path / name).mkdir()
     run(tmp_path / "part", spec(), timeout=1e-6)
     with pytest.raises(
-        StudyError, match=r'^study "quick" is not finished \(0 of 4 trials ended\); first: .*run quick$'
+        StudyError,
+        match=r'^study "quick" is not finished \(0 of 4 trials ended\); first: .*run quick --storage \S+store\.db$',
     ):
         run(tmp_path / "part", spec(), plan=PLAN, from_file=False)
     run(tmp_path / "untested", spec("untested"))

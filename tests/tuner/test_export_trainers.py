@@ -353,7 +353,8 @@ def test_without_a_number_the_best_trial_is_taken_and_said(tmp_path: Path) -> No
         "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 9.00 ± 0.20 of 10 nats/response; +1.750 ± 0.040 over "
         "the SFT policy.",
     ]
-    assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
+    where = f"sqlite:///{tmp_path / 'made.db'}"
+    assert found.facts[-1] == f"The same here: ppo-tuner train --from made 2 --storage {where}"
     other = launch_config(with_store, view, 0)
     assert other is not None and other.facts[1].startswith(
         "Reward 1.000 ± 0.030 at KL 4.00 nats/response, best in budget, one seed"
