@@ -151,11 +151,12 @@ def test_a_new_task_of_ones_own_parts_has_a_response_length_that_fits_or_is_refu
     )
     (own_folder / "data.jsonl").write_text("".join(f'{{"prompt": "w{i} w1 w2 w3 w4 w5"}}\n' for i in range(20)))
     parts = ("--policy", "policy", "--prompts", "data.jsonl", "--reward")
-    before = sorted(own_folder.rglob("*"))
+    before = sorted(own_folder.rglob("*.*"))
     refused = one_error(ppo_tuner("new-task", "one", *parts, "rewards.py:score", "--response_length", "27")[2])
     assert all(words in refused for words in ("response_length = 27", "32 positions", "takes 6", "at most 26"))
     assert '"w"' in one_error(ppo_tuner("new-task", "one", *parts, "rewards.py:other")[2])
-    assert sorted(own_folder.rglob("*")) == before
+    assert [path for path in sorted(own_folder.rglob("*.*")) if path.suffix != ".pyc"] == before
+    assert not (own_folder / "one").exists()
     status, stdout, _ = ppo_tuner("new-task", "one", *parts, "rewards.py:score", "--batch_size", "24")
     assert status == 0 and "response_length = 26" in stdout and "2 eval prompts" in stdout
     task = get_task("one")

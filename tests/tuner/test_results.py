@@ -13,6 +13,7 @@ from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge import forks, results
 from tuner.judge.best import best_trial, ranked, standing, unread
 from tuner.judge.results import Measured, StudyView
+from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
 from tuner.study.spec import KL_TARGET
 from tuner.study.status import Origin, Role, Status
@@ -126,14 +127,13 @@ def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: St
 
 
 @pytest.mark.parametrize(
-    ("number", "is_whole", "is_within", "place"),
-    [(0, True, True, (4, 256)), (1, True, False, (0, 0)), (3, False, None, (4, 256)), (6, False, None, None)],
+    ("number", "is_within", "place"),
+    [(0, True, (4, 256)), (1, False, (0, 0)), (3, None, (4, 256)), (6, None, None)],
 )
 def test_where_a_trial_ended_and_which_checkpoint_gave_its_value(
-    store: Store, view: StudyView, number: int, is_whole: bool, is_within: bool | None, place: tuple[int, int] | None
+    store: Store, view: StudyView, number: int, is_within: bool | None, place: tuple[int, int] | None
 ) -> None:
-    end = results.end_of(store, view.trials[number], view.spec)
-    assert (end.is_whole, end.is_within) == (is_whole, is_within)
+    assert ends_within(view.trials[number], view.spec) is is_within
     found = forks.value_checkpoint(store, view.row, view.trials[number])
     assert (found and (found.step, found.episode)) == place
 
