@@ -309,7 +309,7 @@ def _zoom_by_hand(visit: Visit) -> None:
 
 def _study_by_hand(visit: Visit) -> None:
     visit.choose("Study", "dead")
-    visit.page.locator(".stMarkdownBadge", has_text="not running").wait_for()
+    visit.page.locator(".stMarkdownBadge", has_text="not running").first.wait_for()
 
 
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {

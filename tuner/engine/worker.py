@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -128,6 +129,12 @@ def _carry_out(job: Job, controller: ControllerPipe, held: Sequence[int]) -> Mes
         flush_output()
 
 
+def _forget_shown_warnings() -> None:
+    """Have Python print warnings again that it has printed once, which entering this context does."""
+    with warnings.catch_warnings():
+        pass
+
+
 def _begin_log(job: Job) -> None:
     """Send all output from now on to the job's log."""
     if isinstance(job, TrialSpec):
@@ -139,6 +146,7 @@ def _begin_log(job: Job) -> None:
         what = f"trial {job.number} is evaluated at step {job.step} on the {job.split} prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
+    _forget_shown_warnings()
     if launched.size() == 1:  # else its supervisor has begun the log
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
