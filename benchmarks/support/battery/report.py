@@ -221,9 +221,11 @@ class Battery:
         return [one for one in found if one is not None and (OTHERS.get(one.arm) != "any start" or one.start == "fair")]
 
     def curves(self, arm: str) -> tuple[list[float], list[float]]:
-        """Return shares of random search's cost, and the mean value of an arm's studies of the full budget by then."""
+        """Return shares of random search's cost, and the mean value by then of an arm's studies of the full budget from
+        the fair start.
+        """
         shares = list(np.linspace(0, 1.25, POINTS))
-        chosen = [study for study in self.arms[arm] if study.budget >= BUDGET]
+        chosen = self.chosen(arm, "fair", BUDGET)
         means = [np.mean([self.scaled(one, share * self.costs[one.task]) for one in chosen]) for share in shares]
         return shares, list(map(float, means))
 
