@@ -630,7 +630,7 @@ def cautions(config: PPOConfig) -> list[str]:
     sizes = config.batch_sizes(world_size=1) if config.gradient_accumulation_steps is None else None
     if sizes is not None and config.keeps_kl_step and config.num_iterations() < FEW_ITERATIONS:
         lines.append(
-            f"a run of {config.num_iterations()} iterations may end far below its kl_target: give it {FEW_ITERATIONS} "
+            f"a run of {config.num_iterations()} iterations may end far from its kl_target: give it {FEW_ITERATIONS} "
             f"or more, by more total_episodes ({config.total_episodes}) or a smaller batch_size ({sizes.batch_size})"
         )
     if sizes is not None and config.num_ppo_epochs == 1 and sizes.num_mini_batches == 1:

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -82,3 +83,16 @@ def test_without_each_prompts_rewards_the_errors_are_added() -> None:
     assert unknown is not None and unknown.verdict == "its noise is not known"
     nothing = improvement(store(Readings({100: {3: BETTER}})), row(0, 3.0, 3))
     assert nothing is None, "without the baseline there is no improvement"
+
+
+def test_a_trial_that_was_read_twice_is_compared_by_the_mean_of_both_readings() -> None:
+    again = {"reread_step": 3, "reread_reward": 2.0, "reread_kl": 4.0, "reread_kl_se": 0.1}
+    first, twice = row(0, 3.0, 3), replace(row(0, 3.0, 3), **again)
+    once, gain = improvement(store(), first), improvement(store(), twice)
+    assert once is not None and gain is not None
+    assert (gain.mean, gain.se) == (pytest.approx(once.mean - 0.5), once.se)
+    lead, behind = (
+        over(store(), row(0, 2.0, 3), row(1, 4.0, 3)),
+        over(store(), row(0, 2.0, 3), replace(row(1, 4.0, 3), **again)),
+    )
+    assert lead is not None and behind is not None and behind.mean == pytest.approx(lead.mean - 1.0)

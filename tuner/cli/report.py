@@ -124,8 +124,9 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         if answer.confirmed is None:
             out.print(_test_line(answer))
         out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
-    left = gauntlet.of_study(store, view, answer).line
-    out.print(f"Trials left, at first and after each gate ({', '.join(gauntlet.GATES)}): {left}", soft_wrap=True)
+    gates = gauntlet.of_study(store, view, answer)
+    reached = ", ".join(list(gauntlet.GATES)[: len(gates.left) - 1])
+    out.print(f"Trials left, at first and after each gate ({reached}): {gates.line}", soft_wrap=True)
     print_recommendation(out, store, answer)
 
 

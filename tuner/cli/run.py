@@ -87,6 +87,8 @@ def confirm(args: argparse.Namespace) -> int:
     if args.show:
         return _show_confirmed(args)
     plan = Plan(args.top, args.seeds, args.total_episodes)
+    if plan.seeds < LEAST_SEEDS and not args.json:
+        print(f"note: fewer than {LEAST_SEEDS} seeds decide nothing; more can be added later")
     stopped = run_rest(spec, args, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)

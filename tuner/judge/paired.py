@@ -1,16 +1,18 @@
 """Reward differences paired by prompt: all evaluations use the same prompts with the same random numbers.
 
 With d_i the difference on eval prompt i of n, the difference is mean(d) and its standard error sd(d) / sqrt(n), free
-of variation in difficulty that both share. Variation between seeds is not included: see `tuner.confirm.plan`.
+of variation in difficulty that both share. Variation between seeds is not included: see `tuner.confirm.plan`. Where
+a trial was read once more, its mean is that of both readings, and the standard error the first one's.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppo_core.output import plus_minus
+from tuner.judge.best import standing
 from tuner.judge.scoring import evaluations_of, is_finite
 from tuner.store import Store, TrialRow
 
@@ -68,7 +70,8 @@ def improvement(store: Store, trial: TrialRow) -> Difference | None:
         return None
     rewards = _rewards(store, trial)
     paired = _paired(rewards.get(trial.value_step), rewards.get(0))
-    return paired or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
+    found = paired or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
+    return replace(found, mean=found.mean + _moved_by_second_reading(trial))
 
 
 def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
@@ -76,7 +79,14 @@ def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
     if base.value is None or other.value is None or 0 in (base.value_step, other.value_step):
         return None
     pair = (_rewards(store, row).get(row.value_step) for row in (other, base))
-    return _paired(*pair) or _unpaired(other.value, other.value_se, base.value, base.value_se)
+    found = _paired(*pair) or _unpaired(other.value, other.value_se, base.value, base.value_se)
+    return replace(found, mean=found.mean + _moved_by_second_reading(other) - _moved_by_second_reading(base))
+
+
+def _moved_by_second_reading(trial: TrialRow) -> float:
+    """Return the mean of both readings of a trial minus its value, the first one; 0: it was read once."""
+    stands = standing(trial)
+    return 0.0 if stands is None or trial.value is None else stands.reward - trial.value
 
 
 def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:
