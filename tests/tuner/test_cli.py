@@ -99,7 +99,7 @@ def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str,
     assert "In the search it ran for 8 s, evaluations included." in stdout  # five steps of 1.5 s
     assert "\nCheckpoint of step 4, episode 256: not kept here (" in stdout
     assert f"\nLaunch: {again}\n" in stdout
-    assert "each gate (training KL, eval KL, reward, length / hacking, fresh seeds): 8 → 6 → 5 → 4 → 4\n" in stdout
+    assert "each gate (training KL, eval KL, reward, length / hacking): 8 → 6 → 5 → 4 → 4\n" in stdout
     data = json.loads(ppo_tuner("best", made, "--json")[1])
     found = data["checkpoint"]
     assert (found["step"], found["episode"], found["path"], found["again"]) == (4, 256, None, again)
