@@ -24,12 +24,12 @@ from ppo_core import output
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tests.chromium import launch
-from tuner.cli import storage
 from tuner.cli.progress import StudyProgress
 from tuner.control.run import run_study
 from tuner.environment import RUNS_FOLDER
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
+from tuner.store.commands import location
 from tuner.study.spec import StudySpec
 
 STUDY = Path(__file__).parents[1] / "studies" / "kl_by_beta.toml"
@@ -140,7 +140,7 @@ def draw(chart: go.Figure, path: Path) -> None:
 
 def main() -> None:
     """Run the study, print its table and draw its chart."""
-    curves = run(StudySpec.load(STUDY), storage.location(None))
+    curves = run(StudySpec.load(STUDY), location(None))
     Console().print(table(curves))
     draw(figure(curves), PICTURE)
     print(f"wrote {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")

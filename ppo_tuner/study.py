@@ -34,6 +34,7 @@ from tuner.exchange.trainers import write
 from tuner.files import folder as study_folder
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
+from tuner.store.commands import command, storage_flags
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import NAME, TOP_LEVEL, matching
 
@@ -123,8 +124,8 @@ class Study:
                 evidence=found.evidence,
                 gains=found.gained,
                 doubt=found.doubt,
-                remedy=storage.command(found.remedy, store) if found.remedy else "",
-                command=storage.command(found.launch, store) if found.has_learned else "",
+                remedy=command(found.remedy, store) if found.remedy else "",
+                command=command(found.launch, store) if found.has_learned else "",
                 trial=found.number,
                 config=dict(found.trial.config),
             )
@@ -202,7 +203,7 @@ class Study:
             found = of_study(store, view)
             if found is None:
                 raise StudyError(report.no_winner(store, view))
-            words = [*found.launch[1:], *storage.flags(store.url.render_as_string(hide_password=False))]
+            words = [*found.launch[1:], *storage_flags(store.url.render_as_string(hide_password=False))]
         given.require_known(flags_of_train, train_keywords(), Study.train)
         output = flags_of_train.pop("output", None)
         words += flags(total_episodes=total_episodes, **flags_of_train)

@@ -1,5 +1,5 @@
-"""What would fail in a run's first minutes, found while its task is prepared: a response that does not fit behind the
-longest prompt, a reward that asks for what is no column or that does not return numbers. No weights are loaded.
+"""Checks, while a task is prepared, of what would fail in a run's first minutes: a response that does not fit behind
+the longest prompt, a reward that asks for what is no column or that does not return numbers. No weights are loaded.
 """
 
 import math

@@ -18,10 +18,10 @@ from tests.processes import free_port, spawned
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
-from tuner.cli import storage
 from tuner.environment import to_copy
 from tuner.files.folder import claim
 from tuner.store import Store
+from tuner.store.commands import storage_flags
 
 # Mistakes: see test_bad_input.py
 
@@ -124,10 +124,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert storage.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
-    assert storage.flags("x.db") == ["--storage", "x.db"]
+    assert storage_flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
+    assert storage_flags("x.db") == ["--storage", "x.db"]
     monkeypatch.setenv("PPO_TUNER_STORAGE", "x.db")
-    assert storage.flags("x.db") == []
+    assert storage_flags("x.db") == []
 
 
 # In processes of their own

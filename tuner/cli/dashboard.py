@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
-from tuner.cli import storage
 from tuner.environment import READ_ONLY_VARIABLE, STORAGE_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
 from tuner.store import Store
+from tuner.store.commands import location
 from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
@@ -31,7 +31,7 @@ _OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.
 
 def dashboard(args: argparse.Namespace) -> int:
     """Replace this process by the dashboard's server, which ends with Ctrl-C."""
-    where = storage.location(args.storage)
+    where = location(args.storage)
     url = parse_url(where)
     if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():  # a missing one may appear later
         Store.open(where).close()  # raises StoreError if it is not readable

@@ -25,6 +25,7 @@ from tuner.cli import storage
 from tuner.engine.gpu import mps_line
 from tuner.environment import RUNS_FOLDER, existing
 from tuner.store import connect, schema
+from tuner.store.commands import location
 
 NEEDED = ("python", "ppo-tuner", "torch", "transformers", "peft", "optuna", "sqlalchemy", "streamlit")
 OPTIONAL = ("ray", "psycopg", "bitsandbytes")
@@ -41,7 +42,7 @@ class Check(NamedTuple):
 
 def doctor(args: argparse.Namespace) -> int:
     """Print one line per check; return 1 if something required is broken."""
-    checks = [versions(), *devices(), store(storage.location(args.storage)), folder("runs folder", RUNS_FOLDER)]
+    checks = [versions(), *devices(), store(location(args.storage)), folder("runs folder", RUNS_FOLDER)]
     if not args.json:
         for check in checks:
             _print(check)

@@ -20,6 +20,7 @@ from tuner.confirm.headline import headlines
 from tuner.confirm.result import Confirmation, places_of, runs_text
 from tuner.judge import diagnose as diagnoses
 from tuner.judge.results import read_study
+from tuner.store.commands import command
 
 if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance
@@ -76,14 +77,14 @@ def diagnose(args: argparse.Namespace) -> int:
             raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
         findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view))
         numbers = headlines(store, view, (*view.trials, trial))
-    commands = [storage.command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
+    tries = [command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
-        pairs = zip(findings, commands, strict=True)
-        print(output.dumps([diagnoses.diagnosis_data(trial, finding, command) for finding, command in pairs]))
+        pairs = zip(findings, tries, strict=True)
+        print(output.dumps([diagnoses.diagnosis_data(trial, finding, try_it) for finding, try_it in pairs]))
         return EXIT_OK
     out = output.console()
     out.print(render.trial_line(numbers[trial.number]), soft_wrap=True)
-    for (finding, is_repeat), command in zip(diagnoses.with_repeats(findings), commands, strict=True):
+    for (finding, is_repeat), try_it in zip(diagnoses.with_repeats(findings), tries, strict=True):
         out.print(f"{finding.rule}. {finding.finding}", style="bold", soft_wrap=True)
         earlier = diagnoses.tried(view.trials, trial, finding, view.spec)
         if is_repeat:
@@ -92,7 +93,7 @@ def diagnose(args: argparse.Namespace) -> int:
             change = f"{finding.name} = {output.short(earlier.config[finding.name])}"
             out.print(f"  Tried already, with {change}: {render.trial_line(numbers[earlier.number])}", soft_wrap=True)
         else:
-            out.print(f"  Try {finding.advice}:\n  {command}", soft_wrap=True)
+            out.print(f"  Try {finding.advice}:\n  {try_it}", soft_wrap=True)
     if not findings:
         out.print(diagnoses.why_nothing(trial))
     elif diagnoses.is_choice(findings):

@@ -283,7 +283,7 @@ class StudyProgress:
             time.monotonic() - one.began for one in self._running.values() if one.row.counts_toward_total and one.began
         )
         budget = self._spec.budget_time
-        running = 0.0 if budget is None else seconds * budget.amount / budget.seconds
+        running = 0.0 if budget is None else budget.in_unit(seconds)
         return replace(self._tally, under_way=under_way, running=running)
 
     def _time_left(self) -> str:

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from ppo_core import output
 from tuner.cli import evidence, render
-from tuner.cli.storage import command
 from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
@@ -19,6 +18,7 @@ from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
 from tuner.store import Store, TrialRow
+from tuner.store.commands import command
 from tuner.study.status import Status
 
 MOST_LISTED, LISTED_EACH = 200, 50

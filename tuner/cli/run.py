@@ -32,6 +32,7 @@ from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import seconds_of_whole
 from tuner.search.worth import ends_early
 from tuner.store import Store
+from tuner.store.commands import command, location
 from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
@@ -114,7 +115,7 @@ def _show_confirmed(args: argparse.Namespace) -> int:
     elif finished:
         _print_confirmed(store, finished, answer)
     else:
-        confirm_it = storage.command(["confirm", args.study], store)
+        confirm_it = command(["confirm", args.study], store)
         raise StudyError(f'nothing of study "{args.study}" is confirmed yet; run: {confirm_it}')
     return EXIT_OK
 
@@ -178,8 +179,8 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     if (time := view.spec.budget_time) is None:
         left = float(view.spec.budget) - view.tally.spent
     else:
-        usual = seconds_of_whole(view.trials, view.spec.total_episodes)
-        left = (1 - view.tally.spent / time.amount) * time.seconds / usual
+        usual = time.in_unit(seconds_of_whole(view.trials, view.spec.total_episodes))
+        left = (time.amount - view.tally.spent) / usual
     seeds = int(left / configurations)
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
@@ -208,7 +209,7 @@ def run_rest(
             make_engine, threads_per_trial = partial(RayEngine, cluster), cluster.threads_per_trial
         run_study(
             spec,
-            storage=storage.location(args.storage),
+            storage=location(args.storage),
             runs_folder=RUNS_FOLDER,
             workers=args.workers,
             gpus=gpus,
@@ -256,7 +257,7 @@ def _ray_cluster(engine: str) -> "RayCluster":
 
 def _announce_stop(stopped: StudyStopped, name: str, again: str, store: Store) -> int:
     """Say how a study stopped and how to resume it: `again`, after `resume` of paused trials. Return the status."""
-    resumed = [storage.command(["resume", name, str(number)], store) for number in stopped.paused]
+    resumed = [command(["resume", name, str(number)], store) for number in stopped.paused]
     resuming = " && ".join([*resumed, again])
     why = output.plain(stopped.why)
     print(f"{PROG}: {why}: {stopped.tally.text}; to resume: {resuming}", file=sys.stderr)

@@ -52,7 +52,7 @@ TASKS: Mapping[str, Right] = {
 
 
 class Found(NamedTuple):
-    """What a run came to."""
+    """The outcome of a run."""
 
     is_sound: bool
     text: str

@@ -12,6 +12,7 @@ from tuner.cli import storage
 from tuner.control import orders
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
+from tuner.store.commands import command
 from tuner.study.status import CHANGEABLE_SETTINGS
 
 WAIT_SECONDS = 30.0
@@ -40,7 +41,7 @@ def place(args: argparse.Namespace) -> int:
     if order.state is OrderState.DONE:
         print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
     else:
-        run = storage.command(["run", view.row.name], store)
+        run = command(["run", view.row.name], store)
         print(f"Order {order.id} waits: {orders.why_waiting(is_held, run)}")
     return EXIT_OK
 

@@ -1,11 +1,9 @@
-"""Find and open the store that `--storage` names."""
+"""Open the store that `--storage` names."""
 
 from contextlib import closing
 
 from tuner.store import Store
-from tuner.store.commands import command, flags, location
-
-__all__ = ["command", "flags", "location", "opened"]
+from tuner.store.commands import location
 
 
 def opened(given: str | None) -> closing[Store]:

@@ -128,7 +128,7 @@ class Answer:
     gains: tuple[Gain, ...]
     """Over the reference and the baseline, in a study with a baseline; else empty: the decision states the only one."""
     doubt: str
-    """What could change the decision, in a sentence; empty: nothing known."""
+    """Reason that could change the decision, in a sentence; empty: none known."""
     remedy: tuple[str, ...]
     """Words of the command that settles the doubt, without the storage's flags; empty: there is none."""
     launch: tuple[str, ...]

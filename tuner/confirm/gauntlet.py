@@ -49,7 +49,7 @@ GATES = tuple(Gate)
 
 
 class State(StrEnum):
-    """What became of a configuration at a gate, and so in the end."""
+    """The outcome of a configuration at a gate, and so in the end."""
 
     PASSED = "passed"
     STOPPED = "stopped"
@@ -79,7 +79,7 @@ class Row:
 
     trial: TrialRow
     readings: tuple[Reading, ...]
-    """By gate, up to the last one that it came to."""
+    """One reading a gate, up to the last one that it came to."""
     passed: int
     state: State
     """At the end of its way."""
@@ -105,7 +105,7 @@ class Gauntlet:
     """A study's configurations at the gates."""
 
     rows: tuple[Row, ...]
-    """By gates passed, then the answer first and those not run on fresh seeds last, then by reward."""
+    """Sorted by gates passed, then the answer first and those not run on fresh seeds last, then by reward."""
     limits: Mapping[Gate, float | None]
     """None: there is none yet, or the rule is off."""
     limit_texts: Mapping[Gate, str]
@@ -137,7 +137,7 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
 
 
 class _Judge:
-    """What the gates know of a study."""
+    """Facts on a study by which the gates judge its trials."""
 
     def __init__(self, store: Store, view: StudyView, answer: Answer | None) -> None:
         self.store, self.view, self.spec = store, view, view.spec

@@ -48,7 +48,7 @@ class Headline:
 
     @property
     def label(self) -> str:
-        """What the number is: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, or UNTRAINED."""
+        """Name of the number: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, or UNTRAINED."""
         if self.confirmed is not None:
             return f"mean of {pluralize(len(self.confirmed.rewards), 'fresh seed')}"
         twice = ", read twice" if is_reread(self.trial) else ""

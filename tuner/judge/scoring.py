@@ -257,7 +257,7 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     counting = [row for row in searched if row.counts_toward_total]
     spent = sum(charged(row, whole) for row in counting) / whole
     if time is not None:
-        spent = sum(map(charged_seconds, counting)) * time.amount / time.seconds
+        spent = time.in_unit(sum(map(charged_seconds, counting)))
     return Tally(
         ended=sum(row.status.is_final for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts_toward_total for row in searched),

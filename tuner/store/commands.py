@@ -13,7 +13,7 @@ def location(given: str | None) -> str:
     return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
 
 
-def flags(storage: str) -> list[str]:
+def storage_flags(storage: str) -> list[str]:
     """Return the flags for this storage in a command to copy, without a password; empty if the command finds it by
     itself.
     """
@@ -26,4 +26,4 @@ def flags(storage: str) -> list[str]:
 
 def command(words: Sequence[str], store: Store) -> str:
     """Return a command to copy that uses this store."""
-    return to_copy([*words, *flags(store.url.render_as_string(hide_password=False))])
+    return to_copy([*words, *storage_flags(store.url.render_as_string(hide_password=False))])

@@ -148,6 +148,10 @@ class Time(NamedTuple):
         seconds, unit = UNITS[match[2]]
         return cls(float(match[1]), unit, float(match[1]) * seconds)
 
+    def in_unit(self, seconds: float) -> float:
+        """Return so many seconds in this time's unit."""
+        return seconds * self.amount / self.seconds
+
 
 @dataclass(frozen=True)
 class SamplerSpec:
