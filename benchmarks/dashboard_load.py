@@ -119,15 +119,18 @@ def measure(trials: int) -> Result:
     """Make the store, and measure both dashboards on it, one after the other."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder, "store.db")
+        _say(f"writing {trials:,} trials")
         store, lease, running = big_study.write(path, trials, STEPS)
         study = Study(store, lease, running, trials - 1)
         theirs = Path(folder, "optuna.db")
         big_study.write_optuna(theirs, store)
+        _say("opening ours")
         browser = launch(playwright)
         try:
             with _one_chart(Path(folder, "app.py")) as plain:
                 _timed_visit(browser, plain, _our_chart)
                 floor, ours = _ours(browser, path, study, plain)
+            _say("opening optuna-dashboard")
             sides = ours, _theirs(browser, theirs)
         finally:
             browser.close()
@@ -135,6 +138,10 @@ def measure(trials: int) -> Result:
             store.close()
     aimed_at = {name: times * floor for name, times in TIMES_THE_FLOOR.items()} | SECONDS_AIMED_AT | BYTES_AIMED_AT
     return Result(trials, STEPS, len(big_study.METRICS), floor, *sides, aimed_at)
+
+
+def _say(part: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
 
 
 def _one_chart(app: Path) -> AbstractContextManager[str]:
@@ -159,6 +166,7 @@ def _ours(browser: Browser, path: Path, study: Study, plain: str) -> tuple[float
         floor, warm = (statistics.median(side) for side in zip(*pairs, strict=True))
         page = browser.new_page(viewport={"width": 1400, "height": 1250})
         received = Received(page)
+        _say("clicking")
         clicks = [
             statistics.median(_choose(page, link, label, text, wait) for text in texts)
             for label, texts, wait in (
@@ -167,6 +175,7 @@ def _ours(browser: Browser, path: Path, study: Study, plain: str) -> tuple[float
             )
         ]
         _open_whole(page, link)
+        _say("watching refreshes")
         page.wait_for_timeout(3 * REFRESH_SECONDS * 1_000)
         before, step = received.by_socket, STEPS // 2
         for _ in range(WATCHED_SECONDS):
