@@ -103,7 +103,7 @@ def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
-    fixed = _by_value([row for row in begun if row not in adaptive], setting)
+    fixed = _by_value([row for row in begun if setting != BETA or _number(row, TARGET) is None], setting)
     logs = np.log(np.maximum([value for value, _ in fixed], 1e-6))
     places = np.linspace(logs[0], logs[-1], MOST) if fixed else ()
     spread = [fixed[int(np.abs(logs - place).argmin())] for place in places]
