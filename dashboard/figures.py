@@ -15,6 +15,7 @@ from plotly.colors import sample_colorscale
 from dashboard import charts, label_placing, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
+from dashboard.curve_points import points_of, thinned
 from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -169,11 +170,11 @@ def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | Non
 
 def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: StudySpec) -> go.Figure:
     """Plot one metric of the trials over episodes; a KL with the budget."""
-    points, declared = charts.points_of(frame, metric, "episodes"), METRICS[metric]
+    points, declared = points_of(frame, metric, "episodes"), METRICS[metric]
     figure, looks = go.Figure(), style.looks(numbers)
     reading = declared.with_unit(f"%{{y:{_format(points['y'])}}}")
     for number in numbers:
-        kept = charts.thinned(points[points["trial"] == number])
+        kept = thinned(points[points["trial"] == number])
         if len(kept):
             figure.add_scatter(
                 x=kept["x"],

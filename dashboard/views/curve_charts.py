@@ -9,7 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, echarts, style
-from dashboard.charts import KL_METRICS, WHOLE, Drawing
+from dashboard.charts import KL_METRICS, Drawing
+from dashboard.curve_points import WHOLE, representatives, zoomed
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
@@ -55,7 +56,7 @@ class ChartData:
         bright = common.highlighted(snapshot, chosen, charts.MOST_LINES)
         others: Sequence[int] = []
         if with_others:
-            others = charts.representatives([row.number for row in snapshot.view.trials], bright)
+            others = representatives([row.number for row in snapshot.view.trials], bright)
         numbers = [*bright, *others]
         columns = charts.needed((*DEFAULT_METRICS, *metrics), drawing.axis)
         frame = data.curves(store, snapshot, columns, numbers=numbers)
@@ -165,7 +166,7 @@ def _zoom(key: str, curves: ChartData) -> None:
     areas = st.session_state[key].selection.areas
     if areas:
         low, high = areas[0]["coord_range"]
-        _set_window(charts.zoomed(curves.frame, curves.drawing.axis, (low, high)))
+        _set_window(zoomed(curves.frame, curves.drawing.axis, (low, high)))
 
 
 def _set_window(span: tuple[int, int]) -> None:

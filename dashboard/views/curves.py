@@ -6,7 +6,8 @@ from functools import partial
 import streamlit as st
 
 from dashboard import analysis, charts
-from dashboard.charts import AXES, WHOLE, Drawing
+from dashboard.charts import Drawing
+from dashboard.curve_points import AXES, WHOLE
 from dashboard.data import Snapshot
 from dashboard.views import common, curve_charts
 from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData

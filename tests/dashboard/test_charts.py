@@ -11,7 +11,7 @@ import streamlit as st
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import charts, echarts, style
+from dashboard import charts, curve_points, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import common, curve_charts, curves
@@ -257,21 +257,21 @@ def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_tha
 
 def test_tokens_are_the_mean_length_times_the_new_episodes_so_far() -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [5.0, 10.0, 20.0]})
-    assert charts.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
+    assert curve_points.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
 
 
 def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
     frame = steps(0, [0, 1, 2, 3, 4]).assign(at=[100.0, 102, 104, 5000, 5002])
     both = pd.concat([frame, steps(1, [0, 1])], ignore_index=True)
-    assert charts.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
+    assert curve_points.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
 
 
-@pytest.mark.parametrize("axis", charts.AXES)
-def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
+@pytest.mark.parametrize("axis", curve_points.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: curve_points.Axis) -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
-    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], curve_points.AXIS_TITLES[axis])
 
 
 def test_an_axis_ends_on_a_number_of_few_digits() -> None:
@@ -316,9 +316,9 @@ def test_evaluations_over_the_budget_are_hollow_and_the_one_that_counts_has_a_st
 
 def test_a_part_selected_on_a_chart_is_shown_in_percent_of_the_longest_trial() -> None:
     frame = steps(0, [1.0] * 11)
-    assert charts.zoomed(frame, "step", (2.5, 5)) == (25, 50)
-    assert charts.zoomed(frame, "step", (-3, 99)) == charts.WHOLE
-    assert charts.zoomed(frame, "step", (4, 4)) == charts.WHOLE, "a click selects nothing"
+    assert curve_points.zoomed(frame, "step", (2.5, 5)) == (25, 50)
+    assert curve_points.zoomed(frame, "step", (-3, 99)) == curve_points.WHOLE
+    assert curve_points.zoomed(frame, "step", (4, 4)) == curve_points.WHOLE, "a click selects nothing"
     option = chart(frame, chosen=(0,), window=(25.0, 50.0))
     assert (option["xAxis"]["min"], option["xAxis"]["max"]) == (2, 5)
     assert option["toolbox"]["feature"]["brush"]["type"] == ["lineX"]
@@ -326,7 +326,7 @@ def test_a_part_selected_on_a_chart_is_shown_in_percent_of_the_longest_trial() -
 
 def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keeps_gaps() -> None:
     frame = pd.concat([steps(0, [3, 6, NAN, 12]), steps(1, [2.0, 2.0])], ignore_index=True)
-    smooth = charts.points_of(frame, KL, smoothing=0.5)["y"]
+    smooth = curve_points.points_of(frame, KL, smoothing=0.5)["y"]
     # Weights 1, 1/2, 1/4, ... from the newest number back, divided by their sum.
     assert smooth.tolist() == pytest.approx([3, 7.5 / 1.5, NAN, (12 + 3 + 0.75) / 1.75, 2, 2], nan_ok=True)
 
@@ -334,7 +334,7 @@ def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keep
 @given(y=some.lists(some.none() | some.floats(-1e6, 1e6), max_size=300), most=some.integers(8, 60))
 def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: int) -> None:
     line = pd.DataFrame({"x": range(len(y)), "y": pd.Series(y, dtype=float)})
-    kept = charts.thinned(line, most)
+    kept = curve_points.thinned(line, most)
     assert len(kept) <= most
     if len(line):
         assert kept["x"].iloc[[0, -1]].tolist() == [0, len(y) - 1]
@@ -346,11 +346,11 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
 def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
-    assert charts.band_edges(charts.points_of(frame, KL), 60).to_numpy().tolist() == [
+    assert curve_points.band_edges(curve_points.points_of(frame, KL), 60).to_numpy().tolist() == [
         [0, 1, 9, 5, 0],
         [2, 11, 19, 15, 2],
     ]
-    assert charts.band_edges(charts.points_of(frame, KL), 60, least=12).empty
+    assert curve_points.band_edges(curve_points.points_of(frame, KL), 60, least=12).empty
 
 
 def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:

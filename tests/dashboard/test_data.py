@@ -12,6 +12,7 @@ import pytest
 
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
+from dashboard.curve_points import points_of
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
 from ppo_core.loading.task_file import get_task
 from ppo_core.report import StepReport, TokenReadings
@@ -92,7 +93,7 @@ def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
 
 def test_a_stored_reading_that_is_not_a_number_is_a_gap(store: Store, snapshot: data.Snapshot) -> None:
     frame = data.curves(store, snapshot, DRAWN)
-    line = charts.points_of(frame[frame["trial"] == 10], charts.KL)
+    line = points_of(frame[frame["trial"] == 10], charts.KL)
     assert line["step"].tolist() == list(range(15))
     assert line["y"].isna().tolist() == [False] * 14 + [True]
 
