@@ -146,7 +146,10 @@ def curve(
         for name, value in levels.items()
         if value <= top
     ]
-    limits += [echarts.limit(value, name, is_below=is_kl) for name, value in (targets or {}).items() if value <= top]
+    drawn = sorted((value, name) for name, value in (targets or {}).items() if value <= top)
+    limits += [  # the lowest on the left, where no star is, others on the right, so that labels do not overlap
+        echarts.limit(value, name, at_end=place > 0, is_below=place == 0) for place, (value, name) in enumerate(drawn)
+    ]
     vertical: Option = {"name": METRICS[metric].title if is_kl else METRICS[metric].unit or METRICS[metric].label}
     if is_kl and evaluations and not chart.is_evaluation:
         line, points = METRICS[metric].label, METRICS["eval/kl"].label
@@ -517,7 +520,7 @@ def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Optio
         for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
     places = decimals(rises["value"]) if baseline is None else decimals([*rises["value"], baseline])
-    text = f"SFT baseline {fixed(baseline, places)}"
+    text = f"SFT policy {fixed(baseline, places)}"
     limits = [] if baseline is None else [echarts.limit(baseline, text, at_end=True)]
     across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}

@@ -33,7 +33,7 @@ PALE = "rgba(128, 128, 128, 0.30)"
 FILL = "rgba(128, 128, 128, 0.10)"
 MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
-SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.85, 9))
+SCALE = sample_colorscale("Cividis", np.linspace(0.3, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
 MANY, SMALL, FAINTNESS = 200, 4, 0.4
 """More trials than this are small points, of this size in pixels, and of this opacity."""
@@ -232,7 +232,7 @@ def trajectories(
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before, (reward_format, _) = evaluated.loc[evaluated["step"] == 0, "reward"], _formats(evaluated)
     if len(before):  # its label is where hardly a trajectory is
-        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom right", "dot")
+        level_line(figure, before.mean(), f"SFT policy {before.mean():{reward_format}}", "bottom right", "dot")
     if best is not None:
         figure.add_trace(_star(best, looks, star, least if log_kl else 0.0))
     _add_means(figure, means, looks)
@@ -258,6 +258,7 @@ def _others(points: pd.DataFrame) -> go.Scatter:
 
     More than `MOST_TRAJECTORIES` would cover the figure, and are shown as points at their last evaluations.
     """
+    reward, kl = _formats(points)
     last = points.groupby("trial", as_index=False).tail(1)
     if len(last) > MOST_TRAJECTORIES:
         points, look = last, {"mode": "markers", "marker": {"color": PALE, "size": 4}}
@@ -266,9 +267,10 @@ def _others(points: pd.DataFrame) -> go.Scatter:
         points = pd.concat([points, gaps]).sort_values(["trial", "step"], kind="stable")
         look = {"mode": "lines+markers", "line": {"color": PALE, "width": 1}, "marker": {"color": PALE, "size": 4}}
     return go.Scatter(
-        look, x=points["x"], y=points["reward"], customdata=points[["trial", "step"]].to_numpy().tolist(),
-        hovertemplate="<b>Trial %{customdata[0]}</b>, step %{customdata[1]}<extra></extra>", name="other trials",
-        showlegend=False,
+        look, x=points["x"], y=points["reward"], customdata=points[["trial", "step", "kl"]].to_numpy().tolist(),
+        hovertemplate=f"<b>Trial %{{customdata[0]:.0f}}</b>, step %{{customdata[1]:.0f}}<br>"
+        f"eval reward %{{y:{reward}}}<br>eval KL %{{customdata[2]:{kl}}} nats per response<extra></extra>",
+        name="other trials", showlegend=False,
     )  # fmt: skip
 
 
@@ -372,7 +374,7 @@ def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, least_kl
         x=[max(best.kl, least_kl)],
         y=[best.reward],
         mode="markers",
-        marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else style.colour(0)},
+        marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else GREY},
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
         f"eval reward {plus_minus(best.reward, best.reward_se)}<br>"
         f"eval KL {plus_minus(best.kl, best.kl_se)} nats per response<extra></extra>",

@@ -12,12 +12,13 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboard import style
 from dashboard.figures import FAINT, FILL, GREY
 from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
 
 MOST_ROWS, BEST_ROWS = 40, 20
 """With more configurations than the first number, only so many of the best have a row; the rest are ticks."""
-GO, CLOSE, STOP = "#009E73", "#E69F00", "#D55E00"
+CLOSE, STOP = "#E69F00", "#D55E00"
 ROW_HEIGHT, HEAD_HEIGHT, FOOT_HEIGHT, STRIP_ROWS = 21, 78, 64, 2
 """Heights in pixels; that of the ticks in rows."""
 RIGHT = 64
@@ -111,7 +112,7 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
     else:
         shapes += _lines(rows, axes, starts)
     _heads(plot, found, gates, starts, is_narrow)
-    _legend(plot, rows)
+    _legend(plot, rows, found.title)
     labels = [f"<b>{row.label}</b>" if row.is_answer else row.label for row in rows]
     places = [*range(len(rows)), *([len(rows) - 0.5 + STRIP_ROWS / 2] if rest else [])]
     plot.update_yaxes(
@@ -219,7 +220,7 @@ def _points(plot: go.Figure, points: Sequence[Point], gate: Gate, axis: Axis, co
     dots = {
         "symbol": ["circle-open" if point.is_hollow else "circle" for point in went_on],
         "size": [11 if point.row.is_answer else 8 for point in went_on],
-        "color": [GO if point.row.is_answer else GREY for point in went_on],
+        "color": [_colour(point.row) for point in went_on],
         "opacity": 1,
         "line": {"width": [2 if point.is_hollow else 0 for point in went_on]},
     }
@@ -287,8 +288,13 @@ def _lines(
     return lines
 
 
+def _colour(row: Row) -> str:
+    """Return the colour of a row's dots: the answer's is its trial's on all pages, others are grey."""
+    return style.looks([row.number])[row.number].colour if row.is_answer else GREY
+
+
 def _line(row: Row, y: float, start: float, end: float, xref: str) -> dict[str, Any]:
-    look = {"color": GO, "width": 3} if row.is_answer else {"color": FAINT, "width": 1.5}
+    look = {"color": _colour(row), "width": 3} if row.is_answer else {"color": FAINT, "width": 1.5}
     ends = {"x0": start, "x1": end, "y0": y, "y1": y}
     return {"type": "line", "xref": xref, "yref": "y", "line": look, "layer": "below"} | ends
 
@@ -333,6 +339,8 @@ def _heads(
     for gate, title in heads:
         after = (GATES.index(Gate.HACKING) if is_narrow and gate is Gate.TRAINING else GATES.index(gate)) + 1
         first = f"{left[0]} " if gate is Gate.TRAINING else ""
+        if gate is Gate.FRESH:
+            first = f"{sum(len(row.readings) == len(GATES) for row in found.rows)} ran "
         count = f"{first}→ {left[after]}" if after < len(left) else "not run yet" if gate is Gate.FRESH else ""
         plot.add_annotation(
             x=sum(starts[gate]) / 2, y=1, xref="paper", yref="paper", text=f"<b>{title}</b><br>{count}",
@@ -340,13 +348,14 @@ def _heads(
         )  # fmt: skip
 
 
-def _legend(plot: go.Figure, rows: Sequence[Row]) -> None:
+def _legend(plot: go.Figure, rows: Sequence[Row], title: str) -> None:
     """Name the marks that are drawn."""
     points = [(row, reading) for row in rows for reading in row.readings]
+    answer = [row for row in rows if row.is_answer]
     marks = {
-        "the answer": (any(row.is_answer for row in rows), {"symbol": "circle", "size": 11, "color": GO}),
+        title: (bool(answer), {"symbol": "circle", "size": 11, "color": _colour(answer[0]) if answer else GREY}),
         "stopped here": (any(row.state is State.STOPPED for row in rows), CROSS),
-        "close to the limit": (any(reading.is_close for _, reading in points), RING),
+        "close to the limit, or over it and went on": (any(reading.is_close for _, reading in points), RING),
         "not run on fresh seeds": (any(row.state is State.OPEN for row in rows), HOLLOW),
     }
     for name, (is_drawn, marker) in marks.items():

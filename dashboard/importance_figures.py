@@ -69,7 +69,7 @@ def importance_bars(importances: Sequence[Importance], title: str = "Share of im
 
 def of_panels(trials: pd.DataFrame, marked: Collection[int]) -> pd.DataFrame:
     """Return the trials to draw in panels: all, or if they are too many an even spread, the best and the marked."""
-    measured = trials.dropna(subset=["value"])
+    measured = trials[trials["value_step"] > 0]  # at step 0 the value is the SFT policy's
     spread = measured.iloc[:: -(-len(measured) // MOST_IN_PANELS) or 1]["number"]
     return measured[measured["number"].isin([*spread, *measured.nlargest(BEST, "value")["number"], *marked])]
 

@@ -61,11 +61,11 @@ def _distribution(name: str, label: str, of: str) -> tuple[Metric, ...]:
 
 
 _DECLARED = (
-    Metric("objective/kl", "Sampled KL", "Sum over a response of kl_estimator's estimate of KL(policy ‖ reference).", _NATS),
+    Metric("objective/kl", "Sampled KL", "Sum over a response of kl_estimator's estimate of KL(policy ‖ SFT policy).", _NATS),
     Metric(
         "objective/kl_exact",
         "Training KL",
-        "Sum over a response of KL(policy ‖ reference) over the whole vocabulary. Guards and budgets read this one. "
+        "Sum over a response of KL(policy ‖ SFT policy) over the whole vocabulary. Guards and budgets read this one. "
         "The policy is the one that sampled, so top-k and top-p raise it by what the reference gives to other tokens.",
         _NATS,
         "lower",

@@ -57,8 +57,8 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 def _role(row: TrialRow, answer: Answer | None) -> str:
     """Return what a trial is of reference, baseline and the answer; empty: none."""
-    is_answer = answer is not None and row.number == answer.number
-    return ", ".join([str(row.origin)] * (row.origin in ALWAYS) + ["the answer"] * is_answer)
+    title = [] if answer is None or row.number != answer.number else [answer.title]
+    return ", ".join([str(row.origin)] * (row.origin in ALWAYS) + title)
 
 
 def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:

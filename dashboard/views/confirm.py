@@ -10,7 +10,7 @@ from dashboard import echarts, style
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
-from ppo_core.output import KL_UNIT, decimals, plus_minus
+from ppo_core.output import KL_UNIT, decimals, pluralize, plus_minus
 from tuner.confirm.answer import Answer
 from tuner.confirm.plan import label_of
 from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
@@ -22,7 +22,7 @@ from tuner.store import Store, TrialRow
 from tuner.study.rules import SIGNS
 from tuner.study.status import Origin
 
-ROW_HEIGHT, AXIS_HEIGHT = 34, 78
+ROW_HEIGHT, AXIS_HEIGHT = 34, 94
 """Heights in pixels: of a configuration in the picture, and of its axis."""
 
 
@@ -70,7 +70,9 @@ def _confirmed(store: Store, snapshot: Snapshot, one: Confirmed) -> Row:
         one.trial.number,
         one.label,
         (
-            Measurement() if gain is None else Measurement(gain.mean, gain.low, gain.high),
+            Measurement(0.0 if one.is_reference else None)
+            if gain is None
+            else Measurement(gain.mean, gain.low, gain.high),
             Measurement() if kl is None else Measurement(kl.mean, kl.low, kl.high, tuple(one.kls.values())),
             Measurement(dots=_lengths(store, snapshot, one.trial, on_fresh_seeds=True)),
         ),
@@ -104,8 +106,12 @@ def _lengths(store: Store, snapshot: Snapshot, trial: TrialRow, *, on_fresh_seed
 
 def picture(rows: Sequence[Row], looks: Mapping[int, style.Look], kl_budget: float) -> Option:
     """Chart the rows in three panels side by side: means with intervals, dots of seeds, and limits."""
-    longer = SIGNS["longer"].limit
-    panels = {"Reward − reference": (0.0, ""), "KL": (kl_budget, f"{kl_budget:g}"), "Length ×": (longer, f"{longer:g}")}
+    longer, seeds = SIGNS["longer"].limit, max(len(row.measurements[1].dots) for row in rows)
+    panels = {
+        f"Reward − reference\n{pluralize(seeds, 'fresh seed') if seeds else 'one seed'}": (0.0, ""),
+        "KL\nand its budget": (kl_budget, f"{kl_budget:g}"),
+        "Length ×\nand its limit": (longer, f"{longer:g}"),
+    }
     labels = [row.label for row in reversed(rows)]  # the axis rises
     chart: Option = {
         "animation": False,
@@ -116,9 +122,10 @@ def picture(rows: Sequence[Row], looks: Mapping[int, style.Look], kl_budget: flo
         "series": [],
     }
     for place, (title, (limit, text)) in enumerate(panels.items()):
-        chart["grid"].append({"left": f"{17 + 28 * place}%", "width": "24%", "top": 20, "bottom": 42})
+        chart["grid"].append({"left": f"{17 + 28 * place}%", "width": "24%", "top": 20, "bottom": 58})
         chart["xAxis"].append(
-            {"type": "value", "gridIndex": place, "name": title, "nameLocation": "middle", "nameGap": 24, "scale": True,
+            {"type": "value", "gridIndex": place, "name": title, "nameLocation": "middle", "nameGap": 30,
+             "nameTextStyle": {"lineHeight": 15}, "scale": True,
              "splitLine": {"show": False}, "splitNumber": 2,
              "axisLabel": {"showMinLabel": False, "showMaxLabel": False, "hideOverlap": True},
              **_ends(rows, place, limit)}
@@ -148,7 +155,10 @@ def _numbers(measurement: Measurement) -> list[float]:
 
 def _series(row: Row, place: int, title: str, colour: str) -> list[Option]:
     """Return a configuration's interval, its dots and its mean in one panel."""
-    one, name, places = row.measurements[place], f"{row.label}: {title}", decimals([*_numbers(row.measurements[place])])
+    one, name = row.measurements[place], f"{row.label}: {title.splitlines()[0]}"
+    places = decimals(_numbers(one))
+    if one.mean is not None and one.low is not None and one.high is not None:
+        name += f" {Interval(one.mean, one.low, one.high, 0).with_places(places)}"
     look: Option = {"name": name, "itemStyle": {"color": colour}, "tooltip": {"valueFormatter": f"%.{places}f"}}
     series: list[Option] = []
     if one.low is not None and one.high is not None:
@@ -216,7 +226,9 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
             f"KL [95%], {KL_UNIT}": text(config, "kl"),
             "reward over the reference": text(config, "over_reference", signed=True),
             "best over this one": text(config, "under_best", signed=True),
-            "ends within budget": "–" if config.reward is None else f"{config.ends_within} of {config.reward.n}",
+            "ends within budget": "–"
+            if len(config.lost) == len(config.rewards)
+            else f"{config.ends_within} of {config.reward.n}",
             "value in the search": plus_minus(config.trial.value, config.trial.value_se, searched),
             "note": runs_text(config),
         }

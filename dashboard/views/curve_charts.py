@@ -183,8 +183,8 @@ def _help(curves: ChartData, metric: str) -> str:
         texts.append("What exceeds a linear axis is shown by a log KL axis.")
     if metric in KL_METRICS or metric.startswith("eval/"):
         texts.append(
-            "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that the trial's value is "
-            "of. "
+            "Points are evaluations: hollow ones do not fit into the KL budget with their standard error, and ★ is the "
+            "one that the trial's value is of."
         )
     names = charts.spread(metric)
     if names:
@@ -247,7 +247,7 @@ def _groups(curves: ChartData) -> dict[int, str]:
 
 
 def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> dict[str, float]:
-    """Return a chart's horizontal lines by name: budget and limit, or the SFT baseline."""
+    """Return a chart's horizontal lines by name: budget and limit, or the SFT policy."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
         guard, limit = spec.guard, spec.kl_limit
@@ -260,7 +260,7 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
         return lines
     if metric == "eval/reward" and baseline is not None:
         places = decimals([baseline, *snapshot.trials["value"]], snapshot.trials["value_se"])
-        return {f"SFT baseline {fixed(baseline, places)}": baseline}
+        return {f"SFT policy {fixed(baseline, places)}": baseline}
     return {}
 
 

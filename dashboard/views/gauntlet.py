@@ -17,6 +17,8 @@ def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
     found, key = gauntlet.of_study(store, snapshot.view, answer), f"gauntlet {snapshot.view.row.id}"
     selected: int | None = st.session_state.get(key)
 
+    common.heading("Where each configuration stopped", _HELP)
+
     def draw(is_narrow: bool) -> None:
         name = f"gauntlet {'narrow' if is_narrow else 'wide'}"
         st.plotly_chart(
@@ -30,6 +32,13 @@ def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
 
     common.for_each_width("gauntlet", draw)
     return selected
+
+
+_HELP = (
+    "A row is a configuration, a column a gate: its dot is the reading there, the line ends at the gate that stopped "
+    "it. Above a column: how many are left. Click a mark to see that trial's curves and samples below, and beside all "
+    "marks to close them."
+)
 
 
 def _select(key: str, figure: str) -> None:

@@ -7,19 +7,19 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured
-from tuner.judge.diagnose import HEALTH_METRICS, NEEDED, Course
+from tuner.judge.diagnose import HEALTH_METRICS, Course, course_of
 from tuner.store import Store
 from tuner.study.rules import HEALTH, SIGNS
 
 
 def draw(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> None:
     """Draw a table of the trials' signs of health."""
-    courses = courses_of(store, snapshot, numbers)
+    rows = {row.number: row for row in snapshot.view.trials}
+    courses = {number: course_of(store, rows[number], snapshot.view) for number in numbers}
     common.heading(
         "PPO health",
         "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured. Medians of the last "
@@ -66,18 +66,3 @@ def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:
             cells[str(reading.sign.metric)] = mark + value
         rows.append(cells)
     return pd.DataFrame(rows, columns=["trial", "health", "kl", *HEALTH_METRICS])
-
-
-def courses_of(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> dict[int, Course]:
-    """Return what the diagnosis reads of these trials."""
-    steps = data.curves(store, snapshot, NEEDED, numbers=numbers)
-    rows = {row.number: row for row in snapshot.view.trials}
-    return {
-        number: Course(
-            steps[steps["trial"] == number].to_dict("records"),
-            rows[number].config,
-            snapshot.view.spec,
-            rows[number].reason,
-        )
-        for number in numbers
-    }

@@ -117,8 +117,9 @@ def _choose() -> None:
 
 
 _LEGEND = (
-    "A line joins a trial's evaluations, starting at the SFT policy. In colour: the chosen trials, else the answer, "
-    "the reference and what was confirmed; click a line to choose its trial. ✕ marks where a rule ended it, ■ a "
+    "A line joins a trial's evaluations, starting at the SFT policy; of very many trials a grey dot is the last. In "
+    "colour: the chosen trials, else the answer, the reference and what was confirmed; click a line to choose its "
+    "trial. ✕ marks where a rule ended it, ■ a "
     "person, ▲ where it failed. The star is the best in budget of one seed, the highest of many noisy evaluations; a "
     "large diamond is the mean of a configuration's fresh seeds on the test prompts, with its 95% intervals: part of "
     "a difference may be the prompts. What exceeds a linear axis is shown by a log KL axis."

@@ -142,23 +142,23 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
 def _study_columns() -> dict[str, Any]:
     text = st.column_config.TextColumn
     return {
-        "study": st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=110),
-        "state": text("State", width=125, help="Not responding: its controller has been silent for a minute."),
-        "decision": text("Decision", width=410),
+        "study": st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=95),
+        "state": text("State", width=95, help="Not responding: its controller has been silent for a minute."),
+        "decision": text("Decision", width=340),
         "reward": text(
             "Its reward",
-            width=130,
+            width=125,
             help="Of what to launch: its mean on fresh seeds and the test prompts with the 95% interval if it is "
             "confirmed; else of its best checkpoint, ± one standard error over the eval prompts: the highest of many, "
             "so part of it is luck.",
         ),
         "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
-        "device": text("Device time", width=85, help="Trials that run side by side each count."),
-        "ended": text("Trials ended", width=90),
-        "sign": text("Last activity", width=100),
+        "device": text("Device time", width=82, help="Trials that run side by side each count."),
+        "ended": text("Trials", width=60, help="Trials that ended, of those planned if their number is."),
+        "sign": text("Last activity", width=90),
         "task": text(
             "Task",
-            width=95,
+            width=70,
             help="Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name.",
         ),
     }

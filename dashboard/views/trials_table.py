@@ -129,7 +129,7 @@ def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
     notes_of: dict[int, str] = {}
     for row in view.trials:
         facts = {
-            "the answer": to_launch is not None and row.number == to_launch.number,
+            to_launch.title if to_launch else "": to_launch is not None and row.number == to_launch.number,
             "reference": row.origin is Origin.REFERENCE,
             "baseline": row.origin is Origin.BASELINE,
             "ends over budget": ends_within(row, view.spec) is False,
@@ -198,7 +198,7 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
         "status": text("Status", width=105, help=statuses),
         "note": text(
             "Note and reason",
-            width=200,
+            width=280,
             help="The answer, the reference, completed trials over the KL budget, forks; and why a trial ended "
             "early or is paused, with what its rule measured. Click for all.",
         ),

@@ -37,7 +37,9 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         trial.draw_curves(store, snapshot, clicked)
         samples.draw(store, snapshot, (clicked,))
     ended = snapshot.trials[snapshot.trials["status"].isin([status for status in Status if status.is_final])]
-    names, important = figures.searched(ended), _importance(store, snapshot, ended)
+    measured = importance_figures.of_panels(ended, ())
+    names = sorted(figures.searched(ended), key=lambda name: -measured[data.PARAMS + name].count())
+    important = _importance(store, snapshot, ended)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()

@@ -169,7 +169,7 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert curve_charts.levels(snapshot, KL) == {
         "KL budget 10": 10.0, "Guard stops after 3 steps over 15": 15.0, "Guard stops at once over 60": 60.0
     }  # fmt: skip
-    assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
+    assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT policy 0.42": 0.42}
     assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
 
@@ -248,7 +248,7 @@ def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_tha
     assert named(option, "Best so far")["step"] == "end"
     risen = named(option, "Trial 7 at step 9")
     assert option["dataset"][risen["datasetIndex"]]["source"].to_numpy().tolist() == [[30, 1.5, 1.5]]
-    assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == ["SFT baseline 0.42"]
+    assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == ["SFT policy 0.42"]
     assert (option["xAxis"]["name"], option["xAxis"]["max"]) == ("Device-seconds of the search", 80)
 
 
@@ -291,7 +291,7 @@ def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> Non
 
 def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> None:
     frame = steps(0, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
-    option = chart(frame, metric="eval/reward", chosen=(0,), levels={"SFT baseline 0.50": 0.5}, smoothing=0.9)
+    option = chart(frame, metric="eval/reward", chosen=(0,), levels={"SFT policy 0.50": 0.5}, smoothing=0.9)
     assert drawn(option, "Trial 0") == [[0, 0.5], [2, 0.75]]
     assert named(option, "Trial 0")["showSymbol"]
     assert option["yAxis"]["name"] == METRICS["eval/reward"].unit

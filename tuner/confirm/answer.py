@@ -120,6 +120,8 @@ class Answer:
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
     badge: Badge
+    title: str
+    """`the answer`; `the leader` while the search may still find a better one."""
     confirmation: Confirmation | None
     """The longest whole confirmation, under the study's own KL budget, or None."""
     confirmed: Confirmed | None
@@ -212,6 +214,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         ends_within=ends_within(trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
+        title="the answer" if confirmed is not None or view.state == "finished" else "the leader",
         confirmation=done,
         confirmed=confirmed,
         decision=decision,
@@ -279,7 +282,7 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's,"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
-            yield f"{text} won't show on {MOST_SEEDS} seeds.", ()
+            yield f"{text} can't be told from none on {MOST_SEEDS} seeds.", ()
         else:
             yield f"{text} would likely show on {seeds} seeds.", _confirm(view, done, seeds)
 

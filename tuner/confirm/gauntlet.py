@@ -24,7 +24,7 @@ from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, shor
 from tuner.confirm.answer import Answer, decided
 from tuner.confirm.plan import chosen, label_of
 from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
-from tuner.judge.best import best_rank
+from tuner.judge.best import best_rank, is_reread, standing
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
 from tuner.judge.paired import ERRORS
@@ -109,6 +109,8 @@ class Gauntlet:
     limits: Mapping[Gate, float | None]
     """None: there is none yet, or the rule is off."""
     limit_texts: Mapping[Gate, str]
+    title: str = "the answer"
+    """What the answer is called (see `Answer`)."""
 
     @property
     def left(self) -> list[int]:
@@ -126,14 +128,14 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
     """Return the gauntlet of a study whose answer under the view's KL budget is `answer`."""
     judge = _Judge(store, view, answer)
     rows = [judge.row(trial) for trial in view.trials if trial.episodes or trial.status.is_final]
-    values = {row.number: judge.best[row.number].value for row in rows}
+    values = {row.number: judge.reward(row.trial) for row in rows}
 
     def rank(row: Row) -> tuple[int, bool, int, float, int]:
         value = values[row.number]
         way, reward = (-row.passed, not row.is_answer, -len(row.readings)), math.inf if value is None else -value
         return *way, reward, row.number
 
-    return Gauntlet(tuple(sorted(rows, key=rank)), judge.limits, judge.limit_texts)
+    return Gauntlet(tuple(sorted(rows, key=rank)), judge.limits, judge.limit_texts, answer.title if answer else "")
 
 
 class _Judge:
@@ -152,7 +154,7 @@ class _Judge:
         }  # fmt: skip
         self.finalists = set(self.confirmed) or _chosen(view)
         references = {row.number for row in view.trials if row.origin is Origin.REFERENCE}
-        values = {row.number: value for row in view.trials if (value := self.best[row.number].value) is not None}
+        values = {row.number: value for row in view.trials if (value := self.reward(row)) is not None}
         cut = min((value for number, value in values.items() if number in self.finalists - references), default=None)
         beside = (value for number, value in values.items() if number not in self.finalists)
         self.below = max((value for value in beside if cut is not None and value < cut), default=-math.inf)
@@ -175,6 +177,11 @@ class _Judge:
             Gate.FRESH: against,
         }
 
+    def reward(self, trial: TrialRow) -> float | None:
+        """Return the reward of a trial's best checkpoint: of both readings where it was read twice."""
+        stands = standing(trial) if is_reread(trial) else None
+        return self.best[trial.number].value if stands is None else stands.reward
+
     def row(self, trial: TrialRow) -> Row:
         """Return a trial's way through the gates."""
         readings: list[Reading] = []
@@ -191,6 +198,7 @@ class _Judge:
         why = "" if trial.number in self.finalists else self._why_ended(trial)
         is_over = kl is not None and limit is not None and kl > limit
         highest = "not read" if kl is None else f"at most {measured(kl)} {KL_UNIT}"
+        highest += " for too few steps to be stopped" if is_over and not why else ""
         detail = f"{highest}{why and f', {why}'}"
         text = measured(kl) if blame_of(trial.reason) == "kl" or not why else why
         return Reading(kl, text, detail, is_close=is_over and not why), State.STOPPED if why else State.PASSED
@@ -221,20 +229,23 @@ class _Judge:
         return Reading(kl, measured(kl), detail, kl - se, kl + se, is_close=is_close), state
 
     def _reward(self, trial: TrialRow) -> tuple[Reading, State]:
-        best, cut = self.best[trial.number], self.limits[Gate.REWARD]
+        best, value, cut = self.best[trial.number], self.reward(trial), self.limits[Gate.REWARD]
         state = State.PASSED
         if trial.number not in self.finalists:
             is_ranked = best_rank(trial, self.spec.kl_budget) is not None
-            is_above = best.value is not None and cut is not None and best.value >= cut
+            is_above = value is not None and cut is not None and value >= cut
             state = State.PASSED if is_ranked and is_above else State.STOPPED
             if not trial.status.is_final:
                 state = State.OPEN
-        if best.value is None:
+        if value is None:
             return Reading(None, "none", "none within the KL budget"), state
-        value, se = best.value, best.value_se or 0.0
+        se = best.value_se or 0.0
         gap = value - self.below if trial.number in self.finalists else math.inf if cut is None else cut - value
         is_close = trial.origin is not Origin.REFERENCE and abs(gap) <= ERRORS * se
-        detail = plus_minus(value, best.value_se, self.places)
+        twice = ", read twice" if is_reread(trial) else ""
+        detail = f"{plus_minus(value, best.value_se, self.places)} in the search{twice}"
+        if trial.origin is Origin.REFERENCE and cut is not None and value < cut:
+            detail += ", and the reference always goes on"
         return Reading(value, fixed(value, self.places), detail, value - se, value + se, is_close=is_close), state
 
     def _hacking(self, trial: TrialRow) -> tuple[Reading, State]:
@@ -262,8 +273,10 @@ class _Judge:
             text = {State.PASSED: "kept" if one is reference else "best", State.STOPPED: "beaten"}.get(state, "0")
             return Reading(0.0, text, f"reward {one.reward.text}"), state
         is_close = lead.low is not None and lead.high is not None and lead.low <= 0 <= lead.high
-        text = fixed(lead.mean, places_of(leads), signed=True)
-        return Reading(lead.mean, text, lead.signed, lead.low, lead.high, is_close=is_close), state
+        text, detail = fixed(lead.mean, places_of(leads), signed=True), lead.signed
+        if state is State.STOPPED and is_close:
+            detail += ", no more than noise"
+        return Reading(lead.mean, text, detail, lead.low, lead.high, is_close=is_close), state
 
 
 def _worst(finding: Finding) -> Symptom:
