@@ -100,7 +100,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "evidence:importance",
             "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
         ),
-        "logs": Command("print what a trial wrote while it ran", "logs:logs"),
+        "logs": Command(
+            "print what a trial wrote while it ran",
+            "logs:logs",
+            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it.",
+        ),
     },
     "Steer": {kind.name: Command(kind.doc, "steer:place", _ORDER_EPILOG) for kind in ORDER_KINDS.values()},
     "Export and manage": {
@@ -141,8 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
-    for text in arguments:
-        if not _is_text(text):
+    for text in arguments:  # Python passes bytes that are not UTF-8 as lone surrogates
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             raise ConfigError(f"{text!a} is not allowed; expected text in UTF-8")
     first = arguments[0] if arguments else ""
     command = next((text for text in arguments if text in COMMANDS), None)
@@ -169,11 +173,6 @@ def _run_command(arguments: list[str]) -> int:
             raise
         print(f"{PROG}: interrupted; to resume: {args.typed}", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-def _is_text(argument: str) -> bool:
-    """Return True if a store can hold an argument; Python passes bytes that are not UTF-8 as lone surrogates."""
-    return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def _function(name: str) -> Callable[..., int]:
@@ -321,18 +320,14 @@ def _add_looking_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (show, compare, best, diagnose, importance, logs):
         parser.study()
     show.trial(is_required=False)
-    show.switch("--all", "list all trials and orders, however many")
     compare.add_argument(
         "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
     )
     best.value("--kl-budget", "X", positive, "nats per response (default: the study's budget)")
     diagnose.trial()
     logs.trial()
-    logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
-    logs.add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
     dashboard.value("--port", None, positive_int, "port on 127.0.0.1 (default: 8501, or the next free)")
     dashboard.switch("--read-only", "view only: all actions are disabled")
-    dashboard.switch("--open", "open it in the browser")
 
 
 def _add_order_arguments(commands: Mapping[str, _CommandParser]) -> None:

@@ -18,9 +18,6 @@ from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
 
-MOST_ORDERS = 10
-"""Number of the latest orders that `show STUDY` lists, unless all are asked for."""
-
 
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store; one that cannot be read is a line."""
@@ -70,7 +67,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     out = output.console()
     out.print(render.study_line(view), style="bold")
     out.print()
-    report.print_trials(out, store, view, answer, is_all=args.all)
+    report.print_trials(out, store, view, answer)
     if answer is not None:
         out.print()
         report.print_answer(out, store, view, answer)
@@ -80,7 +77,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         out.print(report.no_winner(store, view))
     if placed:
         out.print()
-        out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
+        out.print(render.orders_table(placed))
 
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:

@@ -42,7 +42,6 @@ from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.scoring import ends_within
 from tuner.store import Order, TrialRow
-from tuner.study.rules import RULES
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 
@@ -289,26 +288,6 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     return table
 
 
-def reference_legend(view: StudyView) -> str | None:
-    """Return one paragraph on trial 0: which of its values are TRL's, the task's own, and the study's."""
-    trial = next((t for t in view.trials if t.origin is Origin.REFERENCE), None)
-    if trial is None:
-        return None
-    sources = value_sources(trial, view.spec)
-    owners = {
-        "TRL": "TRL's values",
-        "task": f'the reference of task "{plain(view.spec.task)}"',
-        "study": "this study's",
-    }
-    texts = []
-    for source, owner in owners.items():
-        names = [name for name, value in trial.config.items() if value is not None and name != "seed"]
-        values = {name: trial.config[name] for name in names if sources.get(name) == source}
-        if values:
-            texts.append(f"{owner}: {params_line(values)}")
-    return f"Trial {trial.number} is the reference. " + "; ".join(texts) + "; all else: defaults."
-
-
 def comparison_tables(
     view: StudyView, numbers: Mapping[int, Headline], differing: Mapping[str, Sequence[HyperValue]]
 ) -> list[Table]:
@@ -366,10 +345,9 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def orders_table(orders: Sequence[Order], placed: int) -> Table:
-    """Return the table of a study's orders: all that were placed, or the latest."""
-    title = "Orders" if len(orders) == placed else f"Latest {len(orders)} of {placed} orders (--all lists them all)"
-    table = new_table("order", "placed", "asks", "state", "outcome", title=title, right=("order",))
+def orders_table(orders: Sequence[Order]) -> Table:
+    """Return the table of a study's orders."""
+    table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
         asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())
@@ -475,14 +453,3 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
-
-
-def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
-    """Return the number of trials that were pruned for their KL, by rule."""
-    count = sum(len(numbers) for numbers in by_rule.values())
-    rules = "; ".join(
-        f"{RULES[rule].label} ({rule}): trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        for rule, numbers in by_rule.items()
-    )
-    were = "was" if count == 1 else "were"
-    return f"{count} of {pluralize(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."

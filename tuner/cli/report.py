@@ -13,60 +13,33 @@ from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
 from tuner.judge import forks
-from tuner.judge.best import is_sound, ranked
-from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
+from tuner.judge.best import is_sound
+from tuner.judge.results import StudyView, baseline, front, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
 from tuner.store import Store, TrialRow
 from tuner.store.commands import command
 from tuner.study.status import Status
 
-MOST_LISTED, LISTED_EACH = 200, 50
-"""With more trials than the first number, tables list only the best and the latest (the second number of each), and
-unended ones.
-"""
 
-
-def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None, *, is_all: bool = False) -> None:
-    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
-
-    The answer is marked. The tables of a large study list only some trials (see
-    `MOST_LISTED`), unless `is_all`.
-    """
+def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None) -> None:
+    """Print the tables of trials, with the answer marked, and of searched values, and what they cost."""
     if not view.trials:
         out.print("No trial has started yet.")
         return
-    listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
+    listed = with_running(store, view.trials, view.spec)
     mark = "to launch" if view.state == "finished" else "leads"
     marks = {} if answer is None else {answer.number: mark if answer.confirmed is None else "to launch"}
     out.print(render.trials_table(list(headlines(store, view, listed).values()), marks))
     width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
     for table in render.params_tables(listed, view.spec, width):
         out.print(table)
-    if len(listed) < len(view.trials):
-        which = f"the {LISTED_EACH} best, the {LISTED_EACH} latest, and those that have not ended"
-        again = command(["show", view.row.name, "--all"], store)
-        out.print(f"{len(listed)} of {len(view.trials)} trials: {which}. All of them: {again}", soft_wrap=True)
-    legend = render.reference_legend(view)
-    if legend is not None:
-        out.print(legend)
-    pruned = kl_prunings(view.trials)
-    if pruned:
-        out.print(render.prunings_line(pruned, len(view.trials)))
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.pluralize(len(view.confirming), "confirming run")
         numbers = f"trials {view.confirming[0].number} to {view.confirming[-1].number}"
         again = command(["confirm", view.row.name, "--show"], store)
         out.print(f"Not in these tables: {runs} ({numbers}). Their results: {again}", soft_wrap=True)
-
-
-def _listed(view: StudyView) -> Sequence[TrialRow]:
-    if len(view.trials) <= MOST_LISTED:
-        return view.trials
-    best = ranked(view.trials, view.spec.kl_budget)[:LISTED_EACH]
-    chosen = {row.number for row in best} | {row.number for row in view.trials[-LISTED_EACH:]}
-    return [row for row in view.trials if row.number in chosen or not row.status.is_final]
 
 
 def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool) -> None:
