@@ -29,7 +29,6 @@ from tuner.control.trial_ends import TrialEnds
 from tuner.control.trial_files import TrialFiles
 from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
-from tuner.files import folder as study_folder
 from tuner.files import trial_log
 from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
@@ -194,8 +193,8 @@ class TrialLoop:
             return TaskError(f"{what}: worker lost, {message.how}")
         if message.is_for_user:
             return TaskError(message.message)
-        where = study_folder.write_error(self._study.folder, message.traceback)
-        return TaskError(f"{what}: {retry.with_traceback(message.message, where)}")
+        log = self._study.folder / trial_log.PREPARATION_NAME
+        return TaskError(f"{what}: {retry.with_traceback(message.message, log)}")
 
     # Orders
 
@@ -370,13 +369,11 @@ class TrialLoop:
                 self._outages.end(number)
                 self._leave(number)
             case protocol.Failed(is_outage=True):
-                study_folder.write_error(self._study.trial_folder(number), message.traceback)
                 self._wait_out(number, message.message)
             case protocol.Failed():
                 self._outages.end(number, is_well=False)
                 folder = self._study.trial_folder(number)
-                where = study_folder.write_error(folder, message.traceback)
-                reason = retry.error_reason(message, where, trial_log.tail(folder))
+                reason = retry.error_reason(message, trial_log.path_of(folder), trial_log.tail(folder))
                 if message.is_for_user:
                     self._finish(number, Outcome(Status.FAILED, reason))
                 else:

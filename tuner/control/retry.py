@@ -143,19 +143,16 @@ SAME_IN_A_ROW = 3
 _NUMBER = re.compile("[0-9]+")
 
 
-def error_reason(failed: Failed, where: Path | None, log: str = "") -> Reason:
-    """Return the reason of a trial that raised an error; `where` is the file of its traceback, if any.
-
-    `log` is the end of its log.
-    """
+def error_reason(failed: Failed, file: Path, log: str = "") -> Reason:
+    """Return the reason of a trial that raised an error; `file` is its log's, `log` the end of it."""
     rule = "out_of_memory" if failed.out_of_memory else "error"
-    message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
+    message = failed.message if failed.is_for_user else with_traceback(failed.message, file)
     return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
 
 
-def with_traceback(message: str, where: Path | None) -> str:
-    """Append the traceback's file, if any, to a message."""
-    return message if where is None else f"{message} (traceback in {where})"
+def with_traceback(message: str, file: Path) -> str:
+    """Append the log with the traceback, if it could be written, to a message."""
+    return f"{message} (traceback in {file})" if file.is_file() else message
 
 
 def lost_reason(how: str, retries: int, log: str = "") -> Reason:

@@ -1,6 +1,5 @@
 """Messages between the controller and a worker process: plain data, one report up, one answer down."""
 
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +19,6 @@ GPU_VARIABLE = "PPO_TUNER_GPU"
 """Variable with the GPU assigned to a worker."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 """Variable with the number of workers that share that GPU."""
-_TRACEBACK_LINES = 30
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
@@ -176,14 +174,13 @@ class Checkpointed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error.
+    """The trial or the preparation raised an error, whose traceback is in the log.
 
     The process runs no other trial: a CUDA error, or memory still held, would fail it, too.
     """
 
     message: str
     """One line."""
-    traceback: str
     out_of_memory: bool = False
     is_for_user: bool = False
     """True if the message is one of ours and needs no traceback; a retry would end the same way."""
@@ -199,10 +196,8 @@ class Failed:
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
         place = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
-        lines = "".join(traceback.format_exception(error)).splitlines()
         return cls(
             message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
-            traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
             is_outage=is_outage(error),

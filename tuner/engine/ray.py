@@ -286,7 +286,7 @@ class RayEngine(Engine):
             names = {node.id: node.name for node in self._cluster.nodes()}
             busy.relay.node_id, busy.relay.node = message.node_id, names.get(message.node_id, message.host)
             if message.problem is not None:
-                return self._end(busy, Failed(f"node {busy.relay.node} {message.problem}", "", is_for_user=True))
+                return self._end(busy, Failed(f"node {busy.relay.node} {message.problem}", is_for_user=True))
             self._begin(busy)
             return None
         if busy.watch is not None:
@@ -350,9 +350,10 @@ class RayEngine(Engine):
         missing = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", text)
         if missing is not None:
             why = f"node {node} cannot run ppo-tuner: {missing[1]}; install the controller's version on all nodes"
-            return Failed(why, text, is_for_user=True)
+            return Failed(why, is_for_user=True)
         if not isinstance(error, RayActorError):
-            return Failed(f"node {node}: {error_line(error)}", text)
+            _log.error("node %s: %s", node, text)
+            return Failed(f"node {node}: {error_line(error)}")
         if "node has died" in text:
             return Lost(f"node {node} died")
         return Lost(f"node {node} cannot be reached" if "unavailable" in text else f"its actor on node {node} died")

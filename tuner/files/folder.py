@@ -5,7 +5,6 @@ another host another folder at the same path.
 """
 
 import json
-import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -20,9 +19,6 @@ from tuner.store import Store, StudyRow
 
 _OWNER = "study.json"
 _LOCK = ".lock"
-_ERROR = "error.txt"
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -99,18 +95,6 @@ def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | No
         if newest is None or step > steps[newest]:
             checkpoint.remove(path)
     return None if newest is None else (newest, steps[newest])
-
-
-def write_error(folder: Path, traceback: str) -> Path | None:
-    """Write a failure's traceback and return its path; None if it cannot be written, as on a full disk."""
-    path = folder / _ERROR
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback + "\n", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        _log.warning("cannot write %s: %s", path, error.strerror or error)
-        return None
-    return path
 
 
 def _owner(study: StudyRow) -> dict[str, object]:
