@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from ppo_core.config.declare import HyperValue
@@ -248,3 +249,32 @@ class Outcome:
     end_kl: float | None = None
     end_kl_se: float | None = None
     baseline: float | None = None
+
+
+class OrderState(StrEnum):
+    """State of an order."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order as stored."""
+
+    id: int
+    study_id: int
+    key: str
+    """Chosen by whoever placed it."""
+    kind: str
+    """The command, a name of ORDER_KINDS."""
+    trial: int | None
+    """Number of the trial concerned; None: the study."""
+    arguments: dict[str, Any]
+    placed_by: str
+    placed_at: float
+    state: OrderState
+    outcome: str | None
+    """One line on the result."""
+    decided_at: float | None

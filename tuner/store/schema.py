@@ -1,14 +1,17 @@
 """The store's tables, prefixed `ppo_` so that Optuna's can share the database.
 
-Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_steps` come from `ppo_core.metrics`, so
-that a page reads just the columns it draws.
+Times are seconds since the epoch (UTC), durations seconds. The columns of studies, trials, test readings and orders are
+the fields of their rows in `tuner.store.rows`; those of `ppo_steps` come from `ppo_core.metrics`, so that a page reads
+just the columns it draws.
 """
 
 import math
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     JSON,
@@ -31,6 +34,8 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.output import without_secrets
+from tuner.store.rows import OnTest, Order, StudyRow, TrialRow
+from tuner.study.status import Reason
 
 SCHEMA_VERSION = 17
 """Raised with every change of the tables; stores of other versions are refused."""
@@ -65,67 +70,39 @@ class PlainText(TypeDecorator[str]):
 
 meta = Table("ppo_meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
 
-studies = Table(
-    "ppo_studies",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(255), nullable=False, unique=True),
-    Column("spec", JSON, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("finished_at", Float),
-    # One controller owns a study: whoever holds the highest token may write (see `Store.acquire`).
-    Column("lease_token", Integer, nullable=False, default=0),
-    Column("lease_host", String(255)),
-    Column("lease_pid", Integer),
-    Column("lease_pid_started", Float),  # see `ProcessKey`
-    Column("lease_pid_space", String(255)),
-    Column("lease_renewed_at", Float),
-    Column("stopping_at", Float),
-    Column("paused_at", Float),
-    Column("folder", PlainText),
-    Column("workers", Integer),
-    Column("overrides", JSON(none_as_null=True)),
-    Column("digests", JSON(none_as_null=True)),
-)
+_SQL: Mapping[Any, Any] = {int: Integer, float: Float, dict: JSON(none_as_null=True), Reason: JSON(none_as_null=True)}
+"""The columns' types by those of a row's fields; all others are text."""
 
+
+def _columns(row: type, *own: Column[Any], without: Collection[str] = ()) -> list[Column[Any]]:
+    """Return the columns of the rows that are read as a dataclass, one per field; `own` ones are as given."""
+    given, hints = {column.name: column for column in own}, get_type_hints(row)
+    columns = []
+    for field in (each for each in fields(row) if each.name not in without):
+        hint, default = hints[field.name], None if field.default is MISSING else field.default
+        kind, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        type_ = _SQL.get(get_origin(kind) or kind, PlainText)
+        columns.append(given.get(field.name, Column(field.name, type_, nullable=bool(none), default=default)))
+    return columns
+
+
+def _id() -> Column[Any]:
+    return Column("id", Integer, primary_key=True)
+
+
+def _study_id() -> Column[Any]:
+    return Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False)
+
+
+# One controller owns a study: whoever holds the highest token may write (see `Store.acquire`).
+_name = Column("name", PlainText, nullable=False, unique=True)
+studies = Table("ppo_studies", metadata, *_columns(StudyRow, _id(), _name, without=("read_at",)))
+
+_seed = Column("seed", BigInteger)
 trials = Table(
     "ppo_trials",
     metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("origin", String(32), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("reason", JSON),
-    Column("config", JSON, nullable=False),
-    Column("params", JSON, nullable=False),
-    Column("value", Float),
-    Column("value_se", Float),
-    Column("kl", Float),
-    Column("violation", Float),
-    Column("episodes", Integer, nullable=False, default=0),
-    Column("seconds", Float, nullable=False, default=0.0),
-    Column("attempts", Integer, nullable=False, default=0),
-    Column("threads", Integer, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("label", PlainText, nullable=False, default=""),
-    Column("parent", Integer),
-    Column("fork_step", Integer),
-    Column("wanted", String(16)),
-    Column("role", String(16), nullable=False, default="search"),
-    Column("seed", BigInteger),
-    Column("value_step", Integer),
-    Column("end_reward", Float),
-    Column("end_kl", Float),
-    Column("end_kl_se", Float),
-    Column("baseline", Float),
-    Column("reread_step", Integer),
-    Column("reread_reward", Float),
-    Column("reread_kl", Float),
-    Column("reread_kl_se", Float),
-    Column("reread_seconds", Float),
-    Column("retries", Integer, nullable=False, default=0),
+    *_columns(TrialRow, _id(), _study_id(), _seed, without=("is_interrupted",)),
     UniqueConstraint("study_id", "number"),
 )
 
@@ -175,38 +152,14 @@ readings = Table(
 )
 
 # Results on the test prompts, read once after the search.
-test_readings = Table(
-    "ppo_test_readings",
-    metadata,
-    *_step_key(),
-    Column("prompts", Integer, nullable=False),
-    Column("reward", Float),
-    Column("reward_se", Float),
-    Column("kl", Float),
-    Column("kl_se", Float),
-    Column("why_not", PlainText),
-    Column("at", Float, nullable=False),
-)
+test_readings = Table("ppo_test_readings", metadata, *_step_key(), *_columns(OnTest, without=("step",)))
 
 OF_TRIALS = {"steps": steps, "samples": samples, "readings": readings, "test_readings": test_readings}
 """Tables of a trial's own rows, by name: copied, exported and deleted with it."""
 
-orders = Table(
-    "ppo_orders",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
-    # Chosen by the sender, so that placing an order again after a lost reply changes nothing.
-    Column("key", String(64), nullable=False, unique=True),
-    Column("kind", String(16), nullable=False),
-    Column("trial", Integer),
-    Column("arguments", JSON, nullable=False),
-    Column("placed_by", String(255), nullable=False),
-    Column("placed_at", Float, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("outcome", PlainText),
-    Column("decided_at", Float),
-)
+# Its key is chosen by the sender, so that placing an order again after a lost reply changes nothing.
+_key = Column("key", PlainText, nullable=False, unique=True)
+orders = Table("ppo_orders", metadata, *_columns(Order, _id(), _study_id(), _key))
 
 Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
 Index("ppo_steps_by_time", steps.c.at)

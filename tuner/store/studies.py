@@ -10,9 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from ppo_core.errors import StudyError, nearest
 from tuner.store import schema
 from tuner.store.connect import Database, now, renew
-from tuner.store.orders import OrderState
 from tuner.store.processes import this_process
-from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow, TrialRow
+from tuner.store.rows import LEASE_SECONDS, Lease, OrderState, StudyRow, TrialRow
 from tuner.store.trials import write_judgements
 
 _LEASE_ENDS = ("lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
