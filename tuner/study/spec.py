@@ -236,7 +236,7 @@ class StudySpec:
             first_budget=first_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
-            pruner=optional("pruner", study_file.read_pruner),
+            pruner=optional("pruner", partial(study_file.name_or_path, known=study_file.PRUNERS)),
             baseline=trial_tables.read_baseline(content, where),
             listed=listed,
             warm_start=names,

@@ -61,7 +61,8 @@ TOP_LEVEL: Mapping[str, str] = {
     "kl": "a table: the KL budget and the KL limit",
     "guard": "a table: the limits of the rules that end trials early",
     "sampler": "what proposes configurations: a name, or a table",
-    "pruner": "what stops trials early by their evaluations: a name, or a table; unset: nothing",
+    "pruner": "what stops trials early by their evaluations: one of the pruners, or `module:callable`: called without "
+    "arguments, it returns an Optuna pruner; unset: nothing",
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
 """Keys of a study file, with descriptions."""
@@ -83,10 +84,6 @@ SAMPLER: Mapping[str, str] = {
     "startup_trials": "trials with a value that the sampler waits for (default 4)",
 }
 """Keys of the [sampler] table."""
-PRUNER: Mapping[str, str] = {
-    "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
-}
-"""Keys of the [pruner] table."""
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "learns where good trials lie, from all trials so far",
@@ -396,32 +393,18 @@ def _states(file: Path, task: Task) -> bool:
 
 def read_sampler(value: object, where: str) -> SamplerSpec:
     """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
-    values = {"name": SamplerSpec.name, **_named_table(value, SAMPLER, where)}
+    values = {"name": value} if isinstance(value, str) else checks.table(value, where)
+    checks.require_known(values, SAMPLER, f"{where}.")
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     startup_trials = checks.integer(startup, Bounds(1), f"{where}.startup_trials")
-    return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
+    return SamplerSpec(name_or_path(values.get("name", SamplerSpec.name), SAMPLERS, f"{where}.name"), startup_trials)
 
 
-def read_pruner(value: object, where: str) -> str:
-    """Return the pruner of a name or of the [pruner] table, or raise ConfigError."""
-    values = _named_table(value, PRUNER, where)
-    if "name" not in values:
-        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
-    return _name_or_path(values["name"], PRUNERS, where)
-
-
-def _named_table(value: object, keys: Mapping[str, str], where: str) -> Mapping[str, Any]:
-    """Return a table that may be written as its name alone."""
-    values = {"name": value} if isinstance(value, str) else checks.table(value, where)
-    checks.require_known(values, keys, f"{where}.")
-    return values
-
-
-def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
+def name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
     """Return a known name, or the path of a user's own callable."""
     if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
         raise ConfigError(
-            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f'{where} = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
             f"{nearest(str(name), known)}"
         )
     return name
