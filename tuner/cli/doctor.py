@@ -21,11 +21,10 @@ from ppo_core import output
 from ppo_core.checkpoint import size
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import PPOTunerError
-from tuner.cli import storage
 from tuner.engine.gpu import mps_line
 from tuner.environment import RUNS_FOLDER, existing
 from tuner.store import connect, schema
-from tuner.store.commands import location
+from tuner.store.commands import location, opened
 
 NEEDED = ("python", "ppo-tuner", "torch", "transformers", "peft", "optuna", "sqlalchemy", "streamlit")
 OPTIONAL = ("ray", "psycopg", "bitsandbytes")
@@ -111,8 +110,8 @@ def store(where: str) -> Check:
         path = connect.file_of(schema.parse_url(where))
         if path is not None and not path.exists():
             return folder("store", path)
-        with storage.opened(where) as opened:
-            studies = f"studies: {len(opened.studies())}"
+        with opened(where) as found:
+            studies = f"studies: {len(found.studies())}"
     except PPOTunerError as error:
         return Check("fail", "store", str(error))
     if path is not None and not os.access(path, os.W_OK):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import StudyError
-from tuner.cli import storage
 from tuner.files import trial_log
+from tuner.store.commands import opened
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -15,7 +15,7 @@ def logs(args: argparse.Namespace) -> int:
     Raises:
         StudyError: there is no such trial, or its log is not here.
     """
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         study = store.study(args.study)
         trial = store.trial(study, args.trial)
     if study.folder is None:

@@ -24,7 +24,6 @@ from tuner.cli.arguments import (
     duration,
     engine,
     gpus,
-    trainer,
     trial_number,
 )
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
@@ -358,7 +357,7 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
     )
     either.add_argument(
-        "--to", metavar="TRAINER", type=trainer, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
+        "--to", metavar="TRAINER", choices=TRAINERS, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",

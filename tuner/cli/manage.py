@@ -14,7 +14,6 @@ from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import plain, pluralize, without_secrets
 from tuner.cli.report import no_winner
-from tuner.cli.storage import opened
 from tuner.environment import PROG, STORAGE_VARIABLE, to_copy
 from tuner.exchange import OPTUNA
 from tuner.exchange.export_folder import export_study
@@ -24,7 +23,7 @@ from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
-from tuner.store.commands import location
+from tuner.store.commands import location, opened
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url
 from tuner.study import study_file

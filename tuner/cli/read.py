@@ -6,7 +6,7 @@ from typing import Any
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
-from tuner.cli import render, report, storage
+from tuner.cli import render, report
 from tuner.confirm.answer import decided, headline_of, of_study
 from tuner.confirm.headline import headline_data, headlines
 from tuner.confirm.result import confirmations
@@ -17,12 +17,13 @@ from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
+from tuner.store.commands import opened
 
 
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store; one that cannot be read is a line."""
     rows: list[dict[str, Any]] = []
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         for row in store.studies():
             try:
                 view = read_study(store, row.name)
@@ -44,7 +45,7 @@ def studies(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Show a study, or one of its trials."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.trial is None:
             _show_study(store, view, args)
@@ -115,7 +116,7 @@ def compare(args: argparse.Namespace) -> int:
     numbers = list(dict.fromkeys(args.trials))
     if len(numbers) < 2:
         raise ConfigError("compare needs at least two different trials: ppo-tuner compare STUDY TRIAL TRIAL")
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         trials = [store.trial(view.row, number) for number in numbers]
         if args.json:
@@ -141,7 +142,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def best(args: argparse.Namespace) -> int:
     """Show what to launch within the study's KL budget or another; an error if there is nothing."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)

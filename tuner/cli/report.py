@@ -31,8 +31,7 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
     mark = "to launch" if view.state == "finished" else "leads"
     marks = {} if answer is None else {answer.number: mark if answer.confirmed is None else "to launch"}
     out.print(render.trials_table(list(headlines(store, view, listed).values()), marks))
-    width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
-    for table in render.params_tables(listed, view.spec, width):
+    for table in render.params_tables(listed, view.spec, in_pipe=out.width >= output.PIPE_WIDTH):
         out.print(table)
     out.print(spent(store, view).text)
     if view.confirming:

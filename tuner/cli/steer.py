@@ -8,11 +8,10 @@ from typing import Any
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
-from tuner.cli import storage
 from tuner.control import orders
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
-from tuner.store.commands import command
+from tuner.store.commands import command, opened
 from tuner.study.status import CHANGEABLE_SETTINGS
 
 WAIT_SECONDS = 30.0
@@ -22,7 +21,7 @@ POLL_SECONDS = 0.2
 
 def place(args: argparse.Namespace) -> int:
     """Check an order against the study as it stands, place it, and print its outcome."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
             raise ConfigError("enqueue needs values, such as: --set learning_rate=1e-4 kl_coef=0.1")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 
 from tuner.environment import STORAGE_VARIABLE, to_copy
 from tuner.store import DEFAULT_STORAGE, Store
@@ -11,6 +12,11 @@ from tuner.store.schema import parse_url, redacted
 def location(given: str | None) -> str:
     """Return the storage of `--storage`, else of the environment, else the default."""
     return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+
+
+def opened(given: str | None) -> closing[Store]:
+    """Open the store of `--storage`; a context manager that closes it in the end."""
+    return closing(Store.open(location(given)))
 
 
 def storage_flags(storage: str) -> list[str]:
