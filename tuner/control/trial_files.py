@@ -13,13 +13,12 @@ here, and the study's front is later chosen from the ones it kept. The front has
 
 import logging
 import shutil
-import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.config.declare import HyperValue
@@ -32,8 +31,6 @@ from tuner.judge.scoring import kept_of_front, own_fronts
 from tuner.store import TrialRow
 
 _log = logging.getLogger(__name__)
-FORK_ATTEMPTS = 3
-"""Tries for a fork to copy a checkpoint that its running parent may delete meanwhile."""
 T = TypeVar("T")
 
 
@@ -47,12 +44,8 @@ class FileWork:
     def __init__(self) -> None:
         self.on_done: Callable[[], None] = lambda: None
         """Called in the worker thread when a piece is done and ready to `collect`."""
-        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open = 0
-        # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
-        self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "file work")
+        self._open: deque[tuple[Future[Any], Callable[[Future[Any]], None]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -63,46 +56,26 @@ class FileWork:
     @property
     def is_busy(self) -> bool:
         """True if any work is not done or not collected."""
-        return self._open > 0
+        return bool(self._open)
 
     def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
         """Queue `work` for the worker thread, in order.
 
         `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
         """
-        outcome: Future[T] = Future()
-
-        def piece() -> None:
-            try:
-                outcome.set_result(work())
-            except Exception as error:
-                outcome.set_exception(error)
-            self._done.put(lambda: then(outcome))
-
-        self._open += 1
-        self._given.put(piece)
+        outcome = self._thread.submit(work)
+        self._open.append((outcome, then))
+        outcome.add_done_callback(lambda _: self.on_done())
 
     def collect(self) -> None:
         """Run the follow-ups of finished work in this thread; their errors are raised here."""
-        while not self._done.empty():
-            follow = self._done.get()
-            self._open -= 1
-            follow()
+        while self._open and self._open[0][0].done():
+            outcome, then = self._open.popleft()
+            then(outcome)
 
     def close(self, *, wait: bool = True) -> None:
         """Drop queued work and, unless `wait` is false, let the current piece finish."""
-        try:
-            while True:
-                self._given.get_nowait()
-        except Empty:
-            self._given.put(None)
-        if wait:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while (piece := self._given.get()) is not None:
-            piece()
-            self.on_done()
+        self._thread.shutdown(wait, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -198,7 +171,9 @@ class TrialFiles:
 
         def fork() -> ForkPoint:
             try:
-                return fork_copy(source, target, parent.config, changes, episode)
+                chosen, step, at_episode = forks.choose(source, episode)
+                config = forks.check(parent.config, changes, at_episode)
+                return ForkPoint(forks.fork_files(chosen, target), step, at_episode, config)
             except Exception:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
@@ -233,21 +208,6 @@ def _unless_outage(outcome: Future[None]) -> None:
         _log.warning("checkpoints are not tidied up: %s", error)
     else:
         outcome.result()
-
-
-def fork_copy(
-    source: Path, target: Path, config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int | None
-) -> ForkPoint:
-    """Copy the checkpoint at which a fork of the trial in folder `source` starts to the folder `target`."""
-    for attempts_left in reversed(range(FORK_ATTEMPTS)):
-        chosen, step, at_episode = forks.choose(source, episode)
-        fork_config = forks.check(config, changes, at_episode)
-        try:
-            return ForkPoint(forks.fork_files(chosen, target), step, at_episode, fork_config)
-        except CheckpointError:
-            if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
-                raise
-    raise AssertionError
 
 
 def to_delete(row: TrialRow, steps: Sequence[int], best: Path | None, front: Collection[tuple[int, int]]) -> list[int]:

@@ -81,20 +81,14 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
     """
     study_id = store.study(name).id
     require_free(folder, replace)
-    part, old = (folder.parent / f".{folder.name}.{uuid.uuid4().hex}.{what}" for what in ("part", "old"))
+    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
         part.mkdir(parents=True)
         with snapshot(store) as connection:
             rows = _write_files(connection, study_id, part, fmt)
         if folder.exists():
-            folder.rename(old)
-        try:
-            part.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(folder)
+        part.rename(folder)
     except PPOTunerError:
         raise
     except OSError as error:
