@@ -175,7 +175,6 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _function(name: str) -> Callable[..., int]:
-    """Return a command's function, importing only its module."""
     return cast(Callable[..., int], pkgutil.resolve_name(f"tuner.cli.{COMMANDS[name].path}"))
 
 

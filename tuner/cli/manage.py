@@ -106,7 +106,6 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
 
 
 def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
-    """Print the configuration to launch, or write it to a file."""
     path = None if args.output is None else Path(args.output)
     if path is not None and path.suffix not in target.suffixes:
         suffixes = " or ".join(target.suffixes)
@@ -165,5 +164,4 @@ def copy(args: argparse.Namespace) -> int:
 
 
 def _row_counts(rows: Mapping[str, int]) -> str:
-    """Return the numbers of rows by table, whose names are plurals."""
     return ", ".join(pluralize(count, table.replace("_", " ").removesuffix("s")) for table, count in rows.items())

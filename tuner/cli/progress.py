@@ -219,7 +219,6 @@ class StudyProgress:
             self.say(f"{'  '.join(cells)}  (study: {self._time_left()})")
 
     def _rank(self, row: TrialRow) -> None:
-        """Rank a trial that ended or was set aside."""
         rank = best_rank(row, self._spec.kl_budget)
         self._best.pop(row.number, None)
         if rank is not None:
@@ -272,7 +271,6 @@ class StudyProgress:
 
     @property
     def _now(self) -> Tally:
-        """Progress of the study, including its running trials."""
         is_confirming = self._tally.confirmed < self._tally.confirming
         under_way = sum(
             running.share(self._spec)
@@ -287,7 +285,6 @@ class StudyProgress:
         return replace(self._tally, under_way=under_way, running=running)
 
     def _time_left(self) -> str:
-        """Return the share done and an estimate of the time left."""
         done = self._now.done
         text = f"{done:.0%} done"
         if self._began is None or not self._began[1] < done < 1:

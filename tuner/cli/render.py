@@ -89,7 +89,6 @@ def _number(headline: Headline) -> str:
 
 
 def _places_of(numbers: Sequence[Headline]) -> tuple[int, int]:
-    """Return the decimals of these trials' rewards and of their KLs."""
     rewards = decimals([each.reward for each in numbers], [each.trial.value_se for each in numbers])
     return rewards, decimals(kl for each in numbers for kl in (each.kl, each.trial.end_kl))
 
@@ -287,7 +286,6 @@ def orders_table(orders: Sequence[Order]) -> Table:
 
 
 def _asked(order: Order) -> dict[str, Any]:
-    """Return an order's arguments without their grouping."""
     flat: dict[str, Any] = {}
     for name, value in order.arguments.items():
         flat |= value if isinstance(value, Mapping) else {name: value}

@@ -74,7 +74,6 @@ def _file(given: str) -> Path | None:
 
 
 def _stored_spec(args: argparse.Namespace) -> StudySpec:
-    """Return the stored study's spec."""
     try:
         with opened(args.storage) as store:
             return StudySpec.from_stored(store.study(args.study).spec, f'study "{args.study}" in the store')
@@ -105,7 +104,6 @@ def confirm(args: argparse.Namespace) -> int:
 
 
 def _show_confirmed(args: argparse.Namespace) -> int:
-    """Print what was confirmed so far, and run nothing."""
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         answer = of_study(store, view)
@@ -136,7 +134,6 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
 
 
 def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None) -> int:
-    """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
     stopped, is_confirmed = run_whole(spec, args, from_file=from_file, plan=plan)
     with opened(args.storage) as store:
         view = read_study(store, spec.name)

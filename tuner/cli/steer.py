@@ -59,7 +59,6 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the order's arguments, as `tuner.control.orders` takes them."""
     if args.command == "set":
         given = {name: getattr(args, name) for name in CHANGEABLE_SETTINGS}
         return {"changes": {name: value for name, value in given.items() if value is not None}}

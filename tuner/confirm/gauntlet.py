@@ -137,8 +137,6 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
 
 
 class _Judge:
-    """Facts on a study by which the gates judge its trials."""
-
     def __init__(self, store: Store, view: StudyView, answer: Answer | None) -> None:
         self.store, self.view, self.spec = store, view, view.spec
         self.answer = None if answer is None else answer.number
@@ -288,7 +286,6 @@ def _confirmation(store: Store, view: StudyView) -> Confirmation | None:
 
 
 def _chosen(view: StudyView) -> set[int]:
-    """Return the trials that a confirmation would run on fresh seeds."""
     try:
         return {row.number for row in chosen(view.trials, view.spec, None)}
     except ConfigError:

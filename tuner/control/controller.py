@@ -130,7 +130,6 @@ class TrialLoop:
         self._obey()
 
     def _finish_files(self) -> None:
-        """Finish all file work, which ends with deleting checkpoints that are no longer kept."""
         self._files.tidy()
         while self._files.work.is_busy:
             list(self._engine.events(ORDER_SECONDS))  # yields nothing; returns when a piece of work is done
@@ -199,14 +198,12 @@ class TrialLoop:
     # Orders
 
     def _obey(self) -> bool:
-        """Decide pending orders and apply them; return True if there were any."""
         orders = self._desk.pending()
         for order in orders:
             self._desk.decide(order)
         return bool(orders)
 
     def _on_decided(self, order: Order, changed: Sequence[TrialRow]) -> None:
-        """Apply an order, which was carried out or refused, to this run, and report it."""
         for row in changed:
             if row.status.is_final:
                 self._ends.emit_end(row)
@@ -262,7 +259,6 @@ class TrialLoop:
             self._files.prepare_resume(row, partial(self._begin, row.number))
 
     def _row_of(self, chosen: Resume | New) -> TrialRow:
-        """Return the chosen trial's row, recording a new one."""
         study = self._study
         if isinstance(chosen, Resume):
             return study.rows[chosen.number]
@@ -292,7 +288,6 @@ class TrialLoop:
             self._run_from(row, resume_from, step)
 
     def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
-        """Give a trial to a worker, from the checkpoint `resume_from` of `step`, or from the beginning if None."""
         study = self._study
         if step is None and row.episodes > 0:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
@@ -416,7 +411,6 @@ class TrialLoop:
             self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
-        """Return the pruner's decision to end a trial after its evaluation, or None."""
         study = self._study
         if study.spec.pruner is None or episode >= self._running[number].config.whole_episodes():
             return None

@@ -117,7 +117,6 @@ def _is_here(job: ReadCheckpoint) -> bool:
 
 
 def _reading(study: OpenStudy, row: TrialRow, step: int, split: Split = "test") -> ReadCheckpoint:
-    """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
     return ReadCheckpoint(
         number=row.number,

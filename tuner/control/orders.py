@@ -261,7 +261,6 @@ class OrderDesk:
         return effect
 
     def _at_once(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
-        """Return the effect on a trial that no worker runs."""
         status = {"resume": Status.WAITING, "pause": Status.PAUSED, "stop": Status.STOPPED}[order.kind]
         reason = STOPPED_BY_PERSON if status is Status.STOPPED else None
         outcome = judged(self._study.store, row, self._study.spec, status, reason)

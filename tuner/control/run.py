@@ -144,7 +144,6 @@ def _run_held(
     emit: Emit,
     plan: Plan | None,
 ) -> bool:
-    """Run the rest of a study that this process holds; return True if it finished."""
     stopped: Stop | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
     finished = not is_due and _end_again(study, emit)
@@ -190,7 +189,6 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return the number of trials that fit the GPUs at a time; None: unlimited."""
     ranks = spec.gpus_per_trial
     if trials_per_gpu > 1 and ranks > 1:
         raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {ranks}: a trial has its GPUs alone")

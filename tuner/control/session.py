@@ -247,7 +247,6 @@ def _settle_starts(
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
-    """Return True for the same warm start, or the same label, searched values, rate and β."""
     if one.source or other.source:
         return one.source == other.source
     names = {*spec.search, *OF_A_SCHEDULE}

@@ -81,7 +81,6 @@ class LocalEngine(Engine):
 
     @property
     def _most(self) -> int:
-        """Number of jobs that the GPUs have room for; 0: there are none."""
         return len(self._gpus) * self._needs.trials_per_gpu
 
     def resize(self, workers: int) -> None:
@@ -156,7 +155,6 @@ class LocalEngine(Engine):
             self._needs.tell(f"{worker.stuck}; its place gets no further trial in this run")
 
     def _wait(self, timeout: float) -> list[JobId]:
-        """Wait until a timeout or deadline; return the jobs whose workers have a message or are dead."""
         jobs: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
             jobs |= {busy.worker.pipe: job, busy.worker.end_signal: job}

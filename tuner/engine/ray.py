@@ -261,7 +261,6 @@ class RayEngine(Engine):
     # Results of calls
 
     def _wait(self, timeout: float) -> "list[_Result]":
-        """Wait for a call to end, a deadline, or `wake`; return the results of the calls that ended."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
         results: list[_Result | None] = []
         with suppress(Empty):
@@ -345,7 +344,6 @@ class RayEngine(Engine):
             self._needs.tell("the cluster has room again" if waiting is None else _lack(waiting))
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
-        """Return the message to report for an actor that did not answer."""
         node, text = busy.relay.node or "a node", str(error)
         missing = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", text)
         if missing is not None:

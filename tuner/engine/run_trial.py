@@ -201,7 +201,6 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
 
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
-    """Return the trial's checkpoint keeper; raises NoRoomError if the disk is too full for its checkpoints."""
     on_rank_zero(lambda: require_room(trainer, spec.folder))
     return CheckpointKeeper(
         spec.folder,

@@ -136,7 +136,6 @@ def _forget_shown_warnings() -> None:
 
 
 def _begin_log(job: Job) -> None:
-    """Send all output from now on to the job's log."""
     if isinstance(job, TrialSpec):
         path = trial_log.path_of(job.folder)
         begins = "starts" if job.resume_from is None else f"resumes from step {checkpoint.step_of(job.resume_from)}"
@@ -225,7 +224,6 @@ def _free_port() -> int:
 
 
 def _free_memory() -> None:
-    """Free the last trial's memory, so that the next one finds the device empty."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

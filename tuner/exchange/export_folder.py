@@ -51,7 +51,6 @@ _TYPES: tuple[tuple[type[Any], str], ...] = (
 
 
 def _fields(table: Table, *without: str) -> dict[str, str]:
-    """Return the types of a table's columns, by name."""
     fields = {}
     for column in table.c:
         if column.name not in without:
@@ -121,7 +120,6 @@ def _is_export(folder: Path) -> bool:
 
 
 def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
-    """Write all files; return the number of rows by table."""
     trials, studies, orders = schema.trials, schema.studies, schema.orders
     study = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
     is_own = trials.c.study_id == study_id
@@ -151,7 +149,6 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
 
 
 def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
-    """Write a table's file; return its number of rows."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 

@@ -178,7 +178,6 @@ def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, Hyper
 
 
 def _report(row: TrialRow, spec: StudySpec) -> OptunaReport:
-    """Return a trial's state, value and constraint; see the top of this file."""
     if not row.status.is_final:
         return OptunaReport(TrialState.RUNNING)
     seen = to_optuna(row, spec)

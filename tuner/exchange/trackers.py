@@ -120,7 +120,6 @@ class StudyTrackers:
 
 
 def _result(row: TrialRow) -> dict[str, Any]:
-    """Return a trial's end, as trackers take it."""
     reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
     values = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
     return {f"trial/{name}": value for name, value in values.items() if value is not None}

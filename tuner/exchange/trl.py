@@ -46,7 +46,6 @@ class Imported:
 
 
 def _count(value: Any) -> int:
-    """Return a whole number of at least -1, or raise ConfigError."""
     try:
         number = float(value)
         if number >= -1 and number.is_integer():

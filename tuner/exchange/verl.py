@@ -22,8 +22,6 @@ def _iterations(episodes: int, ours: Ours) -> int:
 
 
 def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
-    """Return the rows of the KL as a loss or in the reward."""
-
     def coefficient(value: Any, ours: Ours) -> Any:
         return value if ours["use_kl_loss"] is is_loss else None
 

@@ -188,7 +188,6 @@ class Course:
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     def _numbers(self, sign: Rule) -> list[float]:
-        """Return the readings of a sign of health, over what its limit is relative to, in order of step."""
         metric, needed = str(sign.metric), {RETURNS: RETURN_STD, STRAIGHT: LENGTH}.get(sign.relative_to)
         rows = [row for row in self.steps if row["step"] > 0 and hacking.is_measured(row, metric)]
         if needed is None:
@@ -254,7 +253,6 @@ class Course:
         return True
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
-        """Return a value times a factor, in the study's range, rounded for whole numbers."""
         value, span = was * factor, self.spec.search.get(name)
         if isinstance(span, Choices):
             numbers = [choice for choice in span.values if isinstance(choice, int | float)]

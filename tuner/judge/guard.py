@@ -130,7 +130,6 @@ class Guard:
 
 
 def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float) -> GuardState:
-    """Return the state updated by a report, before any rule is read."""
     finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
     watched = {name: finite[name] for name in WATCHED if name in finite}
     row = {"step": report.step, "episode": report.episode, **watched}

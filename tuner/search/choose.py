@@ -93,7 +93,6 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if the study has room for another trial, and one that is worth it is left."""
     return _has_room(spec, rows) and not ends_early(spec, rows) and not is_exhausted(spec, rows)
 
 

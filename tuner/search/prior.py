@@ -79,7 +79,6 @@ def _ends(name: str, span: Range) -> tuple[float, float]:
 
 
 def _value(name: str, span: Range, place: float) -> int | float:
-    """Return the value at a place on the axis."""
     if span.scale == "log2":
         return int(min(max(2 ** round(place), span.low), span.high))
     value = _FROM[span.scale](place)

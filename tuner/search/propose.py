@@ -137,7 +137,6 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
-    """Return the sampler's proposal after these trials, in its own units."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = InMemoryStorage()
     study = optuna.create_study(storage=storage, direction="maximize", sampler=_sampler(spec, number))

@@ -36,7 +36,6 @@ _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
 
 
 def _json(value: Any) -> str:
-    """Serialize to JSON that every database takes."""
     return json.dumps(schema.storable(value), separators=(",", ":"), allow_nan=False)
 
 

@@ -270,7 +270,6 @@ class Trials(Database):
 
 
 def _of_trials(query: Select[Any], table: Table, trial_ids: Iterable[int], step: int | None = None) -> Select[Any]:
-    """Limit a query to the rows of these trials, optionally of one step."""
     query = query.where(table.c.trial_id.in_(list(trial_ids)))
     return query if step is None else query.where(table.c.step == step)
 

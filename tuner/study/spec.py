@@ -160,7 +160,6 @@ class StudySpec:
 
     @property
     def _listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
-        """The listed trials' params, by the trial's name."""
         return {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
 
     @classmethod
@@ -443,7 +442,6 @@ class StudySpec:
         return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
 
     def _may_change(self) -> dict[str, object]:
-        """Return what may change between runs, by name."""
         return {
             **{
                 f"search.{name}": self.search[name].text if name in self.search else "not searched"
@@ -457,7 +455,6 @@ class StudySpec:
         }
 
     def _must_stay(self) -> dict[str, object]:
-        """Return what must not change once a trial has run, by name."""
         return {
             **{key: getattr(self, key) for key in ("task", "trainer", "pruner", "seed")},
             **{
@@ -505,7 +502,6 @@ class StudySpec:
         return value
 
     def _check(self, where: str) -> None:
-        """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""
         if self.listed:
             self._check_each(self._listed_params, where)
             return
@@ -530,7 +526,6 @@ class StudySpec:
             self._check_baseline(where)
 
     def _check_baseline(self, where: str) -> None:
-        """Raise ConfigError if the baseline could not be a trial beside the reference."""
         self._check_each({"baseline": self.baseline_params()}, where)
         config = self.config(self.baseline_params())
         require_stated_mini_batch(self.baseline, config, f"{where}: baseline.")
@@ -538,7 +533,6 @@ class StudySpec:
             raise ConfigError(f"{where}: baseline: it is the same as trial 0, the reference; state what differs")
 
     def _check_extent(self, where: str) -> None:
-        """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
         if self.trials is None and self.budget is None:
             raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
         if isinstance(self.budget, float) and self.budget < 1:

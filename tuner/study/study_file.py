@@ -214,7 +214,6 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
 
 
 def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
-    """Return a KL in nats per response, converted from nats per token if given so."""
     per_token = f"{name}{PER_TOKEN}"
     if per_token not in values:
         return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
