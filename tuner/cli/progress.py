@@ -294,9 +294,7 @@ class StudyProgress:
 
 
 def _count(row: TrialRow, tally: Tally) -> str:
-    """Return the count for an ended trial: ` 3/18`, `2 ended, 0.8 of 6` with a budget, or `confirmed 2/9` for a
-    confirming run.
-    """
+    """Return an ended trial's count: ` 3/18`, with a budget `2 ended, 0.8 of 6`, of a confirmation `confirmed 2/9`."""
     if row.role is Role.CONFIRM:
         return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
     if tally.total is None:

@@ -42,10 +42,7 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
 
 
 def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool) -> None:
-    """Print a finished study's answer, how sure it is, and the one command to run next; `show` has the rest.
-
-    With `is_confirmed` also the table of the confirming runs, which have just ended.
-    """
+    """Print a finished study's answer and the next command; `is_confirmed`: also the table of its confirming runs."""
     answer = of_study(store, view)
     out.print()
     if early := why_early(view.spec, view.trials):
@@ -127,10 +124,7 @@ def print_front(out: Console, store: Store, view: StudyView) -> None:
 
 
 def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any] | None:
-    """Return the checkpoint that stands for a trial's value, for JSON; None: it was never evaluated.
-
-    `path` is null if it is not kept on this machine: `why_not` says so, and the command `again` makes it again.
-    """
+    """Return the checkpoint of a trial's value for JSON, or None; without a path here `why_not` and `again` say more."""
     checkpoint = forks.value_checkpoint(store, view.row, trial)
     if checkpoint is None:
         return None

@@ -150,11 +150,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
 def run_whole(
     spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None
 ) -> tuple[StudyStopped | None, bool]:
-    """Run the study, and what confirms it, with its progress shown.
-
-    Returns:
-        The event with which it stopped early, if it did, and True if a confirmation was due.
-    """
+    """Run the study and what confirms it; return why it stopped early, and True if a confirmation was due."""
     if args.whole_budget:
         spec = replace(spec, stop_early=False)
     stopped = run_rest(spec, args, from_file=from_file)

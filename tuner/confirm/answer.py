@@ -223,10 +223,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
 
 
 def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed | None) -> Iterator[Gain]:
-    """Yield the gains of the answer, on fresh seeds if it is `confirmed`; none in a study without a baseline.
-
-    As there, what broke or has nothing within the KL budget counts as the SFT policy.
-    """
+    """Yield an answer's gains where there is a baseline; what broke or is over the budget counts as the SFT policy."""
     others = [row for row in view.trials if row.origin in ALWAYS]
     if Origin.BASELINE not in (row.origin for row in others):
         return

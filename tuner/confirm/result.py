@@ -156,10 +156,7 @@ class Spread:
     """Degrees of freedom; 0: it is unknown."""
 
     def interval(self, readings: Sequence[Readings], alpha: float, *, least: float = -math.inf) -> Interval:
-        """Return a mean, or the first of two minus the second, and its t-interval with two-sided error alpha.
-
-        `least`: lower bound; clips the interval.
-        """
+        """Return a mean, or the first of two minus the second, with its t-interval of error alpha, `least` at least."""
         first, *others = readings
         mean = first.mean - sum(each.mean for each in others)
         n = min(len(each.by_seed) for each in readings)
@@ -201,9 +198,7 @@ class Confirmed:
     under_best: Interval | None = None
     """Best configuration's reward minus this one's; None for itself."""
     lost: tuple[int, ...] = ()
-    """Seeds whose runs broke, failed for a reason of their own, or had nothing to show within the KL budget: they count
-    as the SFT policy.
-    """
+    """Seeds whose runs broke, failed by themselves or had nothing in the KL budget: they count as the SFT policy."""
     failed: tuple[int, ...] = ()
     """Seeds whose runs failed for another reason, which are left out."""
     stopped: tuple[int, ...] = ()
@@ -241,9 +236,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Confirmed configurations of one length: those that beat the reference first, highest mean first, those with few
-    seeds last.
-    """
+    """Confirmed configurations of one length, best first: those that beat the reference, those with few seeds last."""
 
     total_episodes: int
     prompts: int

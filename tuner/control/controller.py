@@ -420,10 +420,7 @@ class TrialLoop:
         return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _leave(self, number: int) -> None:
-        """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.
-
-        Without an order, and unless the study is paused, it resumes from its last checkpoint in this run or the next.
-        """
+        """Apply orders to a trial whose worker left it; without any it resumes, in this run or the next."""
         self._running.pop(number)
         row = self._study.refresh(number)
         if row.wanted is not None or self._study.row.paused_at is not None:

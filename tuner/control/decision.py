@@ -39,13 +39,7 @@ def _is_evaluated(stepped: Stepped) -> bool:
 
 
 def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> NextMove:
-    """Return a worker's answer to a report: rules come first, then orders.
-
-    Args:
-        decision: The guard's or the pruner's.
-        wanted: What an order wants of the trial.
-        must_leave: True if no trial is to run now.
-    """
+    """Return a worker's answer to a report: rules come first, then orders; `must_leave`: no trial is to run now."""
     if decision.action is NextMove.EVALUATE:
         return NextMove.EVALUATE
     if decision.action is NextMove.STOP or wanted is Wanted.STOP:

@@ -115,10 +115,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for an impossible fork; its checkpoint is checked only if it can be read here.
-
-    A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
-    """
+    """Raise ConfigError for an impossible fork; where no checkpoint is here, the controller decides."""
     if not parent.attempts and parent.role is not Role.FORK:  # a fork begins with a copy of a checkpoint
         raise ConfigError(f"trial {parent.number} has not started yet; a fork starts from a checkpoint")
     folder = study_folder.own_folder(view.row)
@@ -143,11 +140,7 @@ class OrderDesk:
         is_running: Callable[[int], bool],
         on_decided: Callable[[Order, Sequence[TrialRow]], None],
     ) -> None:
-        """Handle orders of `study`, whose run has `limits`.
-
-        `is_running` says whether a worker runs a trial, or is about to; `on_decided` takes each decided order, and the
-        trials that it changed or added.
-        """
+        """`is_running`: does a worker run a trial; `on_decided` takes each order with the trials that it changed."""
         self._study, self._files, self._limits = study, files, limits
         self._is_running, self._on_decided = is_running, on_decided
         self._forking: set[int] = set()

@@ -35,10 +35,8 @@ T = TypeVar("T")
 
 
 class FileWork:
-    """A thread for work on files: hashing, copying and deleting checkpoints takes from a second to minutes.
-
-    It runs jobs in sequence, while the controller's loop, which alone uses the store, goes on and collects the results.
-    Close it, or use it in a `with` statement.
+    """A thread for work on files, which may take minutes: piece after piece, while the controller's loop, which alone uses
+    the store, goes on and collects the results. Close it, or use it in a `with` statement.
     """
 
     def __init__(self) -> None:
@@ -59,10 +57,7 @@ class FileWork:
         return bool(self._open)
 
     def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Queue `work` for the worker thread, in order.
-
-        `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
-        """
+        """Queue `work`, which uses neither store nor what the loop changes; `collect` calls `then` with the outcome."""
         outcome = self._thread.submit(work)
         self._open.append((outcome, then))
         outcome.add_done_callback(lambda _: self.on_done())
@@ -96,10 +91,7 @@ class TrialFiles:
         self.work = FileWork()
 
     def prepare_resume(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
-        """Find the checkpoint and step that a trial resumes from, or None; see `tuner.files.folder`.
-
-        The outcome is a StoreError if the folder cannot be used.
-        """
+        """Find the checkpoint and step to resume a trial from, or None; a StoreError if the folder cannot be used."""
         folder = self._folder(row.number)
         try:
             is_new = not any(folder.glob("step-*"))
@@ -123,10 +115,7 @@ class TrialFiles:
         self.work.give(find, then)
 
     def tidy(self) -> None:
-        """Delete the checkpoints that the study no longer keeps: all but those in the table above.
-
-        A trial started meanwhile looks up its checkpoint in a later piece of work.
-        """
+        """Delete the checkpoints that the study no longer keeps: all but those in the table above."""
         rows, kl_budget = list(self._study.rows), self._study.spec.kl_budget
         fronts = own_fronts(self._study.store, rows)
 
@@ -163,10 +152,7 @@ class TrialFiles:
         episode: int | None,
         then: Callable[[Future[ForkPoint]], None],
     ) -> None:
-        """Copy the checkpoint from which a fork of `parent` starts to a folder `name` of the study, for `place_fork`.
-
-        May be repeated. On failure the outcome holds a ConfigError or CheckpointError.
-        """
+        """Copy the checkpoint that a fork of `parent` starts from to the study's folder `name`, for `place_fork`."""
         source, target = self._folder(parent.number), self._study.folder / name
 
         def fork() -> ForkPoint:
@@ -211,13 +197,6 @@ def _unless_outage(outcome: Future[None]) -> None:
 
 
 def to_delete(row: TrialRow, steps: Sequence[int], best: Path | None, front: Collection[tuple[int, int]]) -> list[int]:
-    """Return the steps of a trial's checkpoints to delete once it has ended.
-
-    Args:
-        row: The trial.
-        steps: Of its checkpoints, oldest first.
-        best: Its best checkpoint within the KL budget, if any.
-        front: The checkpoints of the study's front, as (trial, step).
-    """
+    """Return the steps to delete of a trial that ended: all but the last, `best`, and the (trial, step) on `front`."""
     kept = {row.fork_step, None if best is None else checkpoint.step_of(best)}
     return [step for step in steps[:-1] if step not in kept and (row.number, step) not in front]

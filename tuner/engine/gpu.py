@@ -26,10 +26,7 @@ _CONTEXT_BYTES = 512 * 2**20
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError if torch does not see one of the GPUs (as in CUDA_VISIBLE_DEVICES) or does not answer.
-
-    Each is tried in a new process that sees that GPU alone, as a worker does.
-    """
+    """Raise ConfigError if torch does not see one of the GPUs, each tried in a process of its own, as a worker is."""
     with ThreadPoolExecutor() as pool:
         counts = zip(gpus, pool.map(lambda gpu: _count({"CUDA_VISIBLE_DEVICES": gpu}), gpus), strict=True)
         unseen = [gpu for gpu, count in counts if not count]

@@ -55,12 +55,8 @@ class WorkerProcess:
     ) -> None:
         """Start the process; see `tuner.engine.worker.main`.
 
-        Args:
-            threads: Its share of the cores.
-            gpu: As CUDA_VISIBLE_DEVICES names it.
-            shared_by: Number of workers that share the GPU.
-            launch: Variables of its environment that describe a trial's other processes, as a launcher sets them.
-            held: File descriptors that it keeps open for as long as it lives, beside one of its own.
+        `gpu` is as CUDA_VISIBLE_DEVICES names it, for `shared_by` workers; `launch` has the variables that a launcher
+        sets for a trial's other processes; `held` are file descriptors to keep open for as long as it lives.
         """
         self.gpu = gpu
         self.stuck: str | None = None
@@ -135,10 +131,7 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped, so the group is still its own
 
     def end(self) -> str:
-        """Wait for the process and its children, killing it if it lingers; return how it ended.
-
-        One that cannot be killed is left, and `stuck` is set.
-        """
+        """Wait for the process and its children, killing it if it lingers; return how it ended. `stuck`: it did not."""
         return end_all([self])[0]
 
     def _reap(self, until: float) -> str:

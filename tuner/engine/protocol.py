@@ -174,10 +174,7 @@ class Checkpointed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error, whose traceback is in the log.
-
-    The process runs no other trial: a CUDA error, or memory still held, would fail it, too.
-    """
+    """The trial or the preparation raised an error, whose traceback is in the log. The process runs no other trial."""
 
     message: str
     """One line."""

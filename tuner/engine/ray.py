@@ -177,10 +177,7 @@ class RayEngine(Engine):
             busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield them, each with its job.
-
-        A worker that has owed one for too long is killed, and `Lost`.
-        """
+        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for busy, result in self._wait(timeout):
             if busy in self._busy and busy.result is result:  # ignore calls given up meanwhile
                 message = self._receive(busy, result)

@@ -40,12 +40,7 @@ class RayCluster:
     """A connection to a cluster; use it in a `with` statement."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Not connected yet.
-
-        Args:
-            address: Such as `ray://host:10001`, or `auto` on one of its nodes; None: that in RAY_ADDRESS, else a
-                cluster of this machine alone, which is started and ends with the connection.
-        """
+        """Not connected yet. `address`: `ray://host:10001` or `auto`; None: RAY_ADDRESS, else one started here."""
         self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
 
     def __enter__(self) -> Self:

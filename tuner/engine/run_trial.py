@@ -51,11 +51,7 @@ Ask = Callable[[Stepped], NextMove]
 
 
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Checkpointed:
-    """Run one trial; `ask` reports each step and returns whether to go on.
-
-    Every process of a trial runs this, and rank 0 alone asks. `enter` is called before a checkpoint is saved and before
-    the next step.
-    """
+    """Run one trial, in each of its processes; rank 0 asks after each step if it goes on. `enter` names the phase."""
     trial = _Trial(spec, ask, enter)
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
@@ -126,10 +122,7 @@ class _Trial(Hooks):
 
 
 def require_next(report: StepReport, before: tuple[int, int] | None, config: PPOConfig) -> None:
-    """Raise ConfigError unless a report of any trainer can follow the step and episode `before` in a run of `config`.
-
-    A study counts what a trial costs, and how far it is, in its steps and episodes: they grow, up to the run's end.
-    """
+    """Raise ConfigError unless a report can follow `before`: steps and episodes grow, up to the run's end."""
     if not isinstance(report, StepReport):
         raise ConfigError(f"it yielded {type(report).__name__}; expected a StepReport per iteration")
     last_step, last_episode = (-1, -1) if before is None else before
@@ -183,10 +176,7 @@ def read_checkpoint(job: ReadCheckpoint) -> CheckpointResult:
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
-    """Return the report with an evaluation, or unchanged if the policy cannot be evaluated.
-
-    The second value is True if the evaluation raised an error, which may have left the process unusable.
-    """
+    """Return the report with an evaluation if the policy can be evaluated, and True if that raised an error."""
     if report.is_evaluation:
         return report, False
     try:

@@ -99,11 +99,7 @@ def main(pipe: "connection.Connection[Message, Job | NextMove]", held: Sequence[
 
 
 def _end_with_controller() -> None:
-    """Have this process and its children killed when the controller dies, even if they hang.
-
-    A guard in their process group does it, so the group's id cannot be reused. This process could not: it may be
-    suspended, or hang in a library.
-    """
+    """Have this process and its children killed when the controller dies, by a guard in their process group."""
     with suppress(OSError):  # without a shell it ends at its next report
         os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -179,10 +175,7 @@ _NOTICE_SECONDS = 2.0
 
 
 def _supervise(job: TrialSpec | ReadCheckpoint, controller: ControllerPipe, held: Sequence[int]) -> Message:
-    """Run a job on several processes and return its last message; if one fails or dies, all are ended.
-
-    Each is a worker, and this process is its controller: rank 0's reports are passed on and answered.
-    """
+    """Run a job on several processes, as their controller, and return its last message; if one fails, all are ended."""
     count, port = str(job.ranks), str(_free_port())
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks: list[WorkerProcess] = []

@@ -49,20 +49,11 @@ _EVALUATION = ("eval/reward", "eval/kl")
 
 
 def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = False) -> tuple[str, list[TrialRow]]:
-    """Write the study `name` to a storage of Optuna's.
-
-    Args:
-        store: Our store.
-        name: The study's name, in the storage too.
-        output: An SQLite file, or the URL of a database; created if there is none.
-        replace: True to delete a study of that name there first.
-
-    Returns:
-        The storage's URL for Optuna's tools, with its password hidden, and the trials as written.
+    """Write the study `name` to Optuna's storage `output`; return its URL without a password, and the trials.
 
     Raises:
         StudyError: there is no such study in the store; the message names the nearest.
-        ConfigError: a study of that name is in the storage already.
+        ConfigError: a study of that name is in the storage already, and not to be replaced.
         StoreError: one of the two failed.
     """
     study = store.study(name)
@@ -168,10 +159,7 @@ def as_optuna(
 
 
 def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
-    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
-
-    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
-    """
+    """Return a listed trial's params, each one of the listed values: Optuna wants the same choices in all trials."""
     choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
     kept = {name: value for name, value in params.items() if value in choices[name]}
     return kept, {name: CategoricalDistribution(choices[name]) for name in kept}

@@ -25,10 +25,7 @@ def identity(value: Any, _: Ours) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """One value of ours and the trainer's keys for it, separated by spaces.
-
-    All keys are written, those of a critic only if there is one.
-    """
+    """One value of ours and the trainer's keys for it, separated by spaces; those of a critic only if there is one."""
 
     ours: str
     theirs: str
@@ -70,10 +67,7 @@ class Table:
 
 
 def effective(config: PPOConfig, lam: float | None) -> dict[str, Any]:
-    """Return a configuration's values for one process, with derived defaults filled in.
-
-    `lam` is the λ of a run of it, where that is known: unset, it follows from the run's first responses.
-    """
+    """Return a configuration's values for one process, defaults filled in; `lam`: the λ of a run of it, if known."""
     values: dict[str, Any] = config.to_dict()
     if config.lam is None:
         values["lam"] = LEAST_LAM if lam is None else lam

@@ -21,11 +21,7 @@ END_SECONDS = 60.0
 
 
 class StudyTrackers:
-    """Passes a study's events on to `emit` and, in a thread that the study does not wait for, to trackers.
-
-    A tracker that fails is dropped with a warning; trials go on. A context manager, and the callback
-    itself.
-    """
+    """Passes events on to `emit` and, in a thread of its own, to trackers; one that fails is dropped with a warning."""
 
     _spec: StudySpec
     """Set by StudyStarted, the first event."""

@@ -26,11 +26,7 @@ TOP = 3
 
 
 def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
-    """Return the best trial under a KL budget in nats per response, or None if none is within it.
-
-    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. If rewards are equal, the
-    reference wins, then the lower KL, then the lower number.
-    """
+    """Return the best trial by `RULE` under a KL budget in nats per response, which its values are for, or None."""
     return next(iter(ranked(trials, kl_budget)), None)
 
 
@@ -55,8 +51,7 @@ def best_rank(trial: TrialRow, kl_budget: float) -> Rank | None:
 class Standing(NamedTuple):
     """What a trial's best checkpoint is judged by: its reading in the search, or the mean of that and a second one.
 
-    The search's reading is the highest of many, so it is too high by luck. That of a trial that was read twice is too
-    high by half as much. So the best trials are read until all of them were (see `unread`).
+    The first is the highest of many, so too high by luck, and the mean half as much (see `unread`).
     """
 
     reward: float
@@ -85,10 +80,9 @@ def standing(trial: TrialRow) -> Standing | None:
 
 
 def unread(trials: Sequence[TrialRow], kl_budget: float) -> list[TrialRow]:
-    """Return the trials of an ended search to read once more: of the best few and the reference, those not read yet.
+    """Return the trials of an ended search to read once more, the best few and the reference; asked again after each.
 
-    Readings change the order, so this is asked again after them. None where there is nothing to choose, or where an
-    earlier reading has shown that there can be none.
+    None where there is nothing to choose, or an earlier reading has shown that there can be none.
     """
     order = ranked(trials, kl_budget)
     if len(order) < 2 or any(trial.reread_step is not None and trial.reread_reward is None for trial in trials):

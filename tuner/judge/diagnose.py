@@ -204,13 +204,9 @@ class Course:
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
     def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
-        """Return the first of a rule's moves that changes something.
+        """Return the first of a rule's moves that changes something; `finding` has the numbers, in a sentence.
 
-        Args:
-            rule: From the table.
-            finding: The numbers, in a sentence.
-            factor: Factor for β if the rule states none; the learning rate gets its square root, and what is in place
-                of either as `knob_of` says.
+        `factor` is for β if the rule states none; the learning rate gets its square root (see also `knob_of`).
         """
         # Fewer epochs come last where there are one or two.
         few = self.checked.num_ppo_epochs <= 2
@@ -389,11 +385,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return the findings in a trial's curves, the change to try first in front.
-
-    If several change one hyperparameter, the first one's value is used for all. Before a trial's first update there is
-    none.
-    """
+    """Return the findings in a trial's curves, the first to try in front; it decides the value if several change one."""
     if not course.share:
         return []
     diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]

@@ -115,13 +115,9 @@ def by_episode(folder: Path) -> dict[int, Path]:
 
 
 def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
-    """Return the stages of a trial before its own values apply; empty: they apply from the start.
+    """Return the stages of a trial, stored or to be added, before its own values apply; empty: from the start.
 
-    A confirming run has the stages of the trial it confirms, with its own seed and length.
-
-    Args:
-        rows: The study's trials, the trial's ancestors among them.
-        trial: One of them, or one that is to be added.
+    A confirming run has those of the trial it confirms, with its own seed and length. `rows` hold its ancestors.
     """
     if trial.parent is None or trial.role is Role.SEARCH:
         return ()

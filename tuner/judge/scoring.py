@@ -44,10 +44,7 @@ Evaluations = Sequence[Mapping[str, Any]]
 
 
 def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
-    """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
-
-    Step 0, the SFT baseline, is included. If rewards are equal, the lower KL wins, then the earlier step.
-    """
+    """Return the evaluation of the highest reward whose KL plus one standard error is in the budget, also step 0."""
     within = [
         row
         for row in evaluations
@@ -60,10 +57,7 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
-    """Return a trial's constraint: log(KL / budget) at its value, at most 0; 1 if the run broke.
-
-    Always finite, at least -5. Without a value it is 0.
-    """
+    """Return log(KL / budget) at a trial's value, from -5 to 0; 0 without a value, 1 if the run broke."""
     if blame_of(reason) == "broken":
         return BROKEN_VIOLATION
     if kl is None:
@@ -153,10 +147,7 @@ def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point],
 
 
 def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
-    """Return a trial's own front; empty if it failed, broke, or confirms another.
-
-    Step 0, the SFT policy, is one of the points, so checkpoints no better than it are left out.
-    """
+    """Return a trial's own front, step 0 (the SFT policy) included; empty if it failed, broke, or confirms another."""
     if not is_sound(trial) or trial.role is Role.CONFIRM:
         return []
     return front(
@@ -226,10 +217,9 @@ class Tally:
 
 
 def charged(row: TrialRow, whole: int) -> int:
-    """Return the episodes that a study's budget is charged for a trial.
+    """Return the episodes that a study's budget is charged for a trial: those it ran, of a `whole` one at most.
 
-    What it ran, but a `whole` trial at most: what rounds its last batch up is free. One that ended without any is
-    charged an iteration, or trials that all end at step 0 would never spend a budget.
+    One that ended without any is charged an iteration, or trials that all end at step 0 would never spend a budget.
     """
     if row.episodes or not row.status.is_final:
         return min(row.episodes, whole)

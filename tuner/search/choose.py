@@ -45,10 +45,9 @@ class New:
 
 
 def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | New | None:
-    """Return the next trial to run, or None if there is none now.
+    """Return the next trial to run, or None: interrupted ones first, then waiting ones, then a new one.
 
-    Interrupted trials come first, then waiting ones, then a new one, as far as the budget allows. `busy` are the trials
-    that a worker has, to train them or to read them on the test prompts.
+    `busy` are the trials that a worker has, to train them or to read them.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
@@ -107,10 +106,7 @@ def why_early(spec: StudySpec, rows: Rows) -> str:
 
 
 def _has_room(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if total and budget allow another trial; an unended one is committed to its end.
-
-    A budget in trials needs room for one of full length, a budget in time any.
-    """
+    """Return True if total and budget allow another trial, whole unless the budget is a time, as unended ones are."""
     counting, whole = counting_trials(rows), spec.total_episodes
     if spec.trials is not None and len(counting) >= spec.trials:
         return False

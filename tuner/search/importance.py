@@ -73,9 +73,7 @@ class Importance:
 
 
 def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the usable trials: completed or stopped, with a value, a KL at the end and all that is searched, and not
-    forked.
-    """
+    """Return the trials that completed or were stopped with a value, a KL at the end and all that is searched."""
     return [
         row
         for row in trials
@@ -102,10 +100,9 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
 def importances(
     trials: Sequence[TrialRow], spec: StudySpec, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[Outcome, list[Importance]]:
-    """Return every searched hyperparameter's importance for a high reward and for a low KL, the largest first.
+    """Return the hyperparameters' importance for a high reward and a low KL, the largest first, by `usable` trials.
 
-    `trials` are those that are `usable`; of more than `MOST`, as many spread evenly over them are read. The same trials
-    and seed give the same numbers.
+    Of more than `MOST`, as many spread evenly over them are read. The same trials and seed give the same numbers.
     """
     if len(trials) > MOST:
         trials = [trials[place] for place in np.linspace(0, len(trials) - 1, MOST).astype(int)]

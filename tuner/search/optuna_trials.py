@@ -48,10 +48,7 @@ class OptunaReport:
 
 
 def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
-    """Return a trial's report to a sampler, by the table above.
-
-    A completed trial that was never evaluated has no value, so it is reported as failed.
-    """
+    """Return a trial's report to a sampler, by the table above; a completed one that was never evaluated is failed."""
     if not row.informs_sampler or row.status is Status.FAILED:
         return OptunaReport(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)

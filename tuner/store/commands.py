@@ -20,9 +20,7 @@ def opened(given: str | None) -> closing[Store]:
 
 
 def storage_flags(storage: str) -> list[str]:
-    """Return the flags for this storage in a command to copy, without a password; empty if the command finds it by
-    itself.
-    """
+    """Return the flags for this storage in a command to copy, without a password; empty if it is the default."""
     url = parse_url(storage)
     if url == parse_url(location(None)):
         return []

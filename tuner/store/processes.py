@@ -36,10 +36,7 @@ def this_process() -> ProcessKey:
 
 @functools.cache
 def pid_space() -> str:
-    """Return the name of this boot and pid namespace, within which process ids are comparable.
-
-    Unique to this call if it cannot be determined, as on a system without `/proc`.
-    """
+    """Return the name of this boot and pid namespace, in which process ids are comparable; unique if unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"

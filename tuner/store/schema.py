@@ -45,10 +45,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """Return a value in a form that every database takes.
-
-    NUL and halves of a UTF-16 pair become U+FFFD; in JSON a number that is not finite becomes text.
-    """
+    """Return a value that every database takes: no NUL or half a UTF-16 pair; numbers that are not finite as text."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, float):

@@ -85,10 +85,7 @@ class Trials(Database):
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
 
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
-        """Count an attempt and delete the rows after the checkpoint it starts from; all, if there is none.
-
-        A reading of step 0 on the test prompts stays: the SFT policy is the same in every attempt.
-        """
+        """Count an attempt and delete the rows after its checkpoint, or all; a test reading of step 0 stays."""
         last_kept = -1 if resumed_step is None else resumed_step
         steps, trials = schema.steps, schema.trials
 
@@ -106,11 +103,7 @@ class Trials(Database):
         return self._write(lease, begin)
 
     def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
-        """Record one step with its samples, and return the trial's pending order, if any.
-
-        `seconds` is the trial's cost since the last report. A step already recorded is left unchanged, except to add
-        its evaluation.
-        """
+        """Record a step with its samples and cost in seconds, or add its evaluation; return a pending order."""
         steps, trials = schema.steps, schema.trials
         key = {"trial_id": trial_id, "step": report.step}
         same = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
@@ -168,10 +161,9 @@ class Trials(Database):
         self._write(lease, lambda connection: _update(connection, trial_id, retries=retries))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
-        """Record that a trial has no worker: PAUSED if an order asks for that, else WAITING.
+        """Record that a trial has no worker: PAUSED, as it stands `so_far`, if an order asks for that, else WAITING.
 
-        Returns False and changes nothing if an order asks to stop it: the caller ends it. `so_far` is its standing if
-        paused; `reason`, why it waits, if for more than a worker.
+        Returns False and changes nothing if an order asks to stop it: the caller ends it. `reason`: why it waits.
         """
         table = schema.trials
 
@@ -195,10 +187,7 @@ class Trials(Database):
     def steps(
         self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, ordered by trial and step.
-
-        A metric is None where not measured or not finite.
-        """
+        """Return rows of STEP_KEYS and the named metrics, by trial and step; None where not measured or not finite."""
         table = schema.steps
         named = (table.c[METRICS[metric].column].label(metric) for metric in metrics)
         columns = [*(table.c[name] for name in STEP_KEYS), *named]
@@ -232,10 +221,7 @@ class Trials(Database):
     def samples(
         self, trial_ids: Iterable[int], step: int | None = None, *, with_tokens: bool = False
     ) -> list[dict[str, Any]]:
-        """Return sample rows by prompt, trial and step, optionally of one step.
-
-        `tokens`, by far the largest part of a row, are included only on request.
-        """
+        """Return sample rows by prompt, trial and step, optionally of one step; `tokens`, by far the most, on request."""
         table = schema.samples
         query = select(*(column for column in table.c if with_tokens or column is not table.c.tokens))
         query = query.order_by(table.c.prompt_index, table.c.trial_id, table.c.step)
@@ -249,11 +235,7 @@ class Trials(Database):
         return None if stored is None else token_readings(stored)
 
     def readings(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step` and the evaluation's readings, in order, optionally of one step.
-
-        `rewards`, `kls` (nats) and `lengths` (tokens) have one number per eval prompt, in the prompts' order; None for
-        one that was not finite.
-        """
+        """Return rows of `trial_id`, `step`, `rewards`, `kls` (nats), `lengths` (tokens) by prompt; None: not finite."""
         table = schema.readings
         query = select(table).order_by(table.c.trial_id, table.c.step)
         return self._rows(_of_trials(query, table, trial_ids, step))

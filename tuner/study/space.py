@@ -67,14 +67,10 @@ def sampler_space(search: Search) -> dict[str, BaseDistribution]:
 
 
 def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[str, HyperValue] | None:
-    """Return a trial's params in the sampler's units, or None if one is missing.
+    """Return a trial's values in the sampler's units, or None if one is missing.
 
     TPE uses a trial only if it has all dimensions, within the ranges. So a value outside its range counts as the
     nearest one in it; a value that is none of the choices counts as missing.
-
-    Args:
-        search: The study's search.
-        values: The trial's configuration, and its params.
     """
     kept: dict[str, HyperValue] = {}
     for name, dimension in search.items():
@@ -89,10 +85,7 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
 
 
 def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
-    """Return `params` as Optuna's tools show them: real values, in ranges that contain them.
-
-    A value that is neither a number nor one of the choices is left out.
-    """
+    """Return `params` as Optuna's tools show them: numbers and choices as they are, in ranges that contain them."""
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
     for name, value in params.items():

@@ -123,9 +123,7 @@ class StudySpec:
 
     @property
     def most_spent(self) -> float | None:
-        """Most that the search can spend, in trials of full length: the budget, but no more than all trials cost; None:
-        these are not limited, or by time.
-        """
+        """Most that the search can spend, in trials of full length, at most all trials; None: not limited so."""
         if self.budget is None or isinstance(self.budget, str):
             return None
         return self.budget if self.trials is None else min(self.budget, self.trials)
@@ -343,11 +341,7 @@ class StudySpec:
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
-        """Return trial 0's params: the task's own values, TRL's where it states none.
-
-        They may lie outside the search ranges. Unset values are left out. Empty if the study lists its trials: such a
-        study has no reference.
-        """
+        """Return trial 0's params, the task's own or TRL's, also outside the ranges; empty if trials are listed."""
         values = {name: self._reference_value(name) for name in self.search}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -192,12 +192,8 @@ def setting_text(value: float | str) -> str:
 def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float, float]:
     """Return KL budget, first budget and limit in nats per response: the [kl] table's over the task's.
 
-    The task's limit belongs to the task's budget: beside one of the study's own it is KL_LIMIT times that.
-
-    Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
-    evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
-    differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
-    the KL of a whole response.
+    Beside a budget of the study's own the limit is KL_LIMIT times that. What is given per token is multiplied by the
+    tokens of the longest response: of evaluations, or for the limit of training (`length`; None: trials differ in it).
 
     Raises:
         ConfigError: a value is given twice or not allowed, or the limit is below the budget.
@@ -245,15 +241,9 @@ def pace(
 ) -> dict[str, HyperValue]:
     """Return how the rate and β of trials move where their study does not say.
 
-    They keep their own pace, at `kl_target`, if the study fixes that, or if neither it nor one of its trials sets a
-    learning rate or how β moves. In another search β adapts to the target, unless it is set, and begins in units of the
-    scores' spread.
-
-    Args:
-        given: Names that the study searches, or that a trial sets.
-        fixed: The study's fixed values.
-        kl_target: Nats per response.
-        is_listed: True if the study lists its trials.
+    They keep their own pace, at `kl_target` (nats per response), if the study fixes that, or if neither it nor one of
+    its trials sets a learning rate or how β moves. In another search β adapts to the target, unless it is set, and
+    begins in units of the scores' spread. `given` are the names that the study searches, or that a trial sets.
     """
     if fixed.get("lr_controller") == "kl_step" or fixed.get("kl_controller") == "hold":
         return {"kl_target": kl_target, "lr_controller": "kl_step"}
@@ -367,10 +357,7 @@ def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, 
 
 
 def read_task(value: object, where: str) -> Task:
-    """Return the task that the study file `where` names (a path relative to the file) or states in a table.
-
-    Without such a file, as where a program states the study, the task is named by its table.
-    """
+    """Return the task that a study file names, by a path from its folder or else, or states in a table."""
     file = Path(where)
     try:
         if isinstance(value, Mapping):
@@ -429,10 +416,7 @@ def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..
 
 
 def declared_values(task: Task) -> dict[str, Any]:
-    """Return what a task declares, as plain JSON values that `stored_task` reads back.
-
-    Its advised ranges are left out: those that are searched are among the study's own.
-    """
+    """Return what a task declares, but its advised ranges, as plain JSON values that `stored_task` reads back."""
     return {name: getattr(task, name) for name in _DECLARED} | {"reference": dict(task.reference)}
 
 
