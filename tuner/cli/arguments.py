@@ -21,7 +21,6 @@ def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
 
 
 def trial_number(text: str) -> int:
-    """Return a trial's number."""
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a trial number: a whole number of at least 0")
     return int(text)

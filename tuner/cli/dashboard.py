@@ -39,7 +39,6 @@ def dashboard(args: argparse.Namespace) -> int:
 
 
 def streamlit_command(port: int) -> list[str]:
-    """Return the command that serves the dashboard on a port."""
     return [
         *(sys.executable, "-m", "dashboard"),
         *("--server.address", HOST, "--server.port", str(port), "--server.headless", "true"),

@@ -47,7 +47,6 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def versions() -> Check:
-    """Check the installed packages."""
     installed = {each.name.lower(): each.version for each in distributions()} | {"python": sys.version.split()[0]}
     named = [f"{name} {installed.get(name, 'not installed')}" for name in (*NEEDED, *OPTIONAL)]
     return Check("ok" if installed.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))

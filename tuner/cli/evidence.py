@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance
 
 BAR_WIDTH = 20
-"""Characters of a share of 100%."""
 
 
 def print_confirmation(out: Console, confirmation: Confirmation, *, with_verdict: bool) -> None:

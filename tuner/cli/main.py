@@ -128,7 +128,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 }
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-"""Every command by name."""
 RESUMABLE = ("demo", "run", "confirm")
 """Commands that resume when run again after an interruption."""
 
@@ -200,19 +199,15 @@ class _CommandParser(HyperparameterParser):
     def value(
         self, flag: str, metavar: str | None, kind: Callable[[str], Any], meaning: str, default: Any = None
     ) -> None:
-        """Add a flag that takes a value."""
         self.add_argument(flag, metavar=metavar, type=kind, help=meaning, default=default)
 
     def switch(self, flag: str, meaning: str) -> None:
-        """Add a flag without a value."""
         self.add_argument(flag, action="store_true", help=meaning)
 
     def study(self, meaning: str = "a study's name") -> None:
-        """Add the argument STUDY."""
         self.add_argument("study", metavar="STUDY", help=meaning)
 
     def trial(self, *, is_required: bool = True, meaning: str = "a trial's number") -> None:
-        """Add the argument TRIAL."""
         nargs = None if is_required else "?"
         self.add_argument("trial", metavar="TRIAL", nargs=nargs, type=trial_number, help=meaning)
 

@@ -134,7 +134,6 @@ class StudyProgress:
             self._live.stop()
 
     def __call__(self, event: events.Event) -> None:
-        """Show one event."""
         match event:
             case events.StudyStarted():
                 self._start(event)

@@ -108,7 +108,6 @@ def study_line(view: StudyView) -> str:
 
 
 def outcome_line(headline: Headline) -> str:
-    """Return one line on a trial's outcome so far."""
     trial = headline.trial
     total = short(trial.config.get("total_episodes"))
     parts = (
@@ -275,7 +274,6 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def orders_table(orders: Sequence[Order]) -> Table:
-    """Return the table of a study's orders."""
     table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"

@@ -124,7 +124,7 @@ def print_front(out: Console, store: Store, view: StudyView) -> None:
 
 
 def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any] | None:
-    """Return the checkpoint of a trial's value for JSON, or None; without a path here `why_not` and `again` say more."""
+    """Return the checkpoint of a trial's value for JSON, or None; without a path `why_not` and `again` say more."""
     checkpoint = forks.value_checkpoint(store, view.row, trial)
     if checkpoint is None:
         return None

@@ -91,12 +91,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """See `label_of`."""
         return label_of(self.trial)
 
     @property
     def stopped_at(self) -> Gate | None:
-        """The gate that stopped it, or None."""
         return GATES[self.passed] if self.state is State.STOPPED else None
 
 
@@ -174,7 +172,6 @@ class _Judge:
         }
 
     def row(self, trial: TrialRow) -> Row:
-        """Return a trial's way through the gates."""
         readings: list[Reading] = []
         for passed, gate in enumerate((self._training, self._kl, self._reward, self._hacking, self._fresh)):
             reading, state = gate(trial)

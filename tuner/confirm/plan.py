@@ -48,7 +48,6 @@ class Plan:
     """Length of the runs; None: the study's."""
 
     def length(self, spec: StudySpec) -> int:
-        """Return the runs' length in episodes."""
         return self.total_episodes or spec.total_episodes
 
 

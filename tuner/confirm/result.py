@@ -210,7 +210,6 @@ class Confirmed:
 
     @property
     def readings(self) -> Readings:
-        """The rewards."""
         return Readings(self.rewards, self.lost)
 
     @property
@@ -226,7 +225,6 @@ class Confirmed:
 
     @property
     def label(self) -> str:
-        """See `label_of`."""
         return label_of(self.trial)
 
     @property

@@ -170,5 +170,4 @@ class Limits:
 
     @property
     def threads(self) -> int:
-        """CPU threads of a new trial."""
         return self.threads_of(self.workers)

@@ -120,7 +120,6 @@ class OutageWatch:
         return any(trial.due is not None and self._clock() < trial.due for trial in self._waiting.values())
 
     def retrying(self, number: int) -> None:
-        """Record that a waiting trial is being retried."""
         if number in self._waiting:
             self._waiting[number].due = None
 

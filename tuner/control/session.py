@@ -46,11 +46,9 @@ class OpenStudy:
     """Columns that this run changes, until `accept` stores them with the spec."""
 
     def trial_folder(self, number: int) -> Path:
-        """Return the folder of a trial's checkpoints."""
         return self.folder / str(number)
 
     def refresh(self, number: int) -> TrialRow:
-        """Reload a trial's row from the store."""
         return self.put(self.store.trial(self.row, number))
 
     def put(self, row: TrialRow) -> TrialRow:

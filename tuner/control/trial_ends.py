@@ -40,7 +40,6 @@ class TrialEnds:
         self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
 
     def finish(self, row: TrialRow, outcome: Outcome) -> None:
-        """Record a trial's final outcome."""
         study = self._study
         study.store.finish_trial(study.lease, row.id, outcome)
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
@@ -54,5 +53,4 @@ class TrialEnds:
         self._emit(TrialEnded(row, tally(self._study.rows, self._study.spec)))
 
     def note(self, number: int, line: str) -> None:
-        """Write a line to a trial's log."""
         trial_log.note(self._study.trial_folder(number), line)

@@ -35,8 +35,9 @@ T = TypeVar("T")
 
 
 class FileWork:
-    """A thread for work on files, which may take minutes: piece after piece, while the controller's loop, which alone uses
-    the store, goes on and collects the results. Close it, or use it in a `with` statement.
+    """A thread for work on files, which may take minutes; the loop, which alone uses the store, collects the results.
+
+    Pieces are done one after another. Close it, or use it in a `with` statement.
     """
 
     def __init__(self) -> None:

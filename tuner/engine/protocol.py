@@ -16,9 +16,7 @@ from tuner.study.status import Reason
 from tuner.study.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
-"""Variable with the GPU assigned to a worker."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
-"""Variable with the number of workers that share that GPU."""
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
@@ -94,7 +92,6 @@ class ReadCheckpoint(TrialJob):
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint."""
         return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
 
 
@@ -188,7 +185,6 @@ class Failed:
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
-        """Convert an error."""
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]

@@ -90,7 +90,6 @@ class _Trial(Hooks):
             raise ConfigError(f'trainer "{self._trainer}" made no step; expected a StepReport per iteration')
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
-        """Ask the controller."""
         self._longest_step = max(self._longest_step, seconds)
         before, self._last_report = self._last_report, time.perf_counter()
         message = Stepped(

@@ -56,13 +56,11 @@ class ControllerPipe:
         self._pipe = pipe
 
     def next_job(self) -> Job:
-        """Wait for a job."""
         job = self._receive()
         assert not isinstance(job, NextMove)
         return job
 
     def emit(self, message: Message) -> None:
-        """Send a message."""
         try:
             self._pipe.send(message)
         except OSError:

@@ -65,7 +65,6 @@ OF_TRIALS = tuple(
 TABLES = (TRIALS, *OF_TRIALS)
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
-"""Fields of each order in `study.json`."""
 STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
 """Columns of the study in `study.json`, beside its name and spec."""
 

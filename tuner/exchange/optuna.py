@@ -125,7 +125,6 @@ def as_optuna(
     reference: Mapping[str, HyperValue],
     evaluations: Sequence[Mapping[str, Any]],
 ) -> FrozenTrial:
-    """Convert a trial for Optuna's tools."""
     encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
     trial = frozen(_report(row, spec), encoded)
     trial.datetime_start = datetime.fromtimestamp(row.started_at)

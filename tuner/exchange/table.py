@@ -19,7 +19,6 @@ _OTHER_SIZES = ("num_mini_batches", "gradient_accumulation_steps")
 
 
 def identity(value: Any, _: Ours) -> Any:
-    """Return the same value."""
     return value
 
 

@@ -48,7 +48,6 @@ class StudyTrackers:
         self._tell()
 
     def __call__(self, event: events.Event) -> None:
-        """Pass on one event."""
         self._emit(event)
         if self._thread.is_alive():
             self._events.put(event)

@@ -23,7 +23,6 @@ _MARKS = {"num_ppo_epochs", "kl_coef", "cliprange", "vf_coef", "lam", _STEPS, "r
 _OF_VALUES = ("cliprange_value", "vf_coef")
 _APART = (_PASS, _PASSES, _STEPS, "max_grad_norm", "kl_estimator", "load_in_4bit", *_OF_VALUES)
 OF_ONE_PROCESS = ("batch_size", "mini_batch_size")
-"""Names of ours whose values in a file of TRL's are per process of a launch."""
 
 
 @dataclass(frozen=True)

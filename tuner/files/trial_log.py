@@ -23,7 +23,6 @@ _LAST_WORDS = 200
 
 
 def path_of(folder: Path) -> Path:
-    """Return the path of the log of the trial in `folder`."""
     return folder / NAME
 
 
@@ -50,7 +49,6 @@ def tail(folder: Path, lines: int = 20) -> str:
 
 
 def last_lines(text: str, lines: int) -> str:
-    """Return the last `lines` lines of a text."""
     body = text.removesuffix("\n")
     return "\n".join(body.split("\n")[-lines:]) + text[len(body) :]
 

@@ -13,14 +13,12 @@ if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait 
     from tuner.store import TrialRow
 
 VALUE = "the best checkpoint within the KL budget"
-"""Definition of a trial's value, in words."""
 RULE = (
     "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
     "error is within the budget. When a search has ended, the best few are read once more with fresh draws, and the "
     "means of both readings decide. How the trial ended does not matter, unless it failed or broke: a later "
     "checkpoint may be over the budget."
 )
-"""Definition of the best trial, in words."""
 TOP = 3
 """Best trials of an ended search that are read once more, beside the reference."""
 

@@ -200,7 +200,6 @@ class Course:
 
     @cached_property
     def evaluations(self) -> list[Step]:
-        """Evaluated steps."""
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
     def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
@@ -385,7 +384,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return the findings in a trial's curves, the first to try in front; it decides the value if several change one."""
+    """Return the findings in a trial's curves, the first to try in front; it sets the value if several change one."""
     if not course.share:
         return []
     diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]
@@ -441,7 +440,6 @@ def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
 
 
 def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
-    """Return the label of a trial of the change."""
     return f"trial {trial.number}, {diagnosis.name} {'up' if _is_up(diagnosis) else 'down'}"
 
 

@@ -159,7 +159,6 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
 
 
 def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
-    """Return a trial's checkpoints on this machine, by ascending episode."""
     folder = study_folder.own_folder(study)
     return {} if folder is None else by_episode(folder / str(trial))
 

@@ -63,12 +63,10 @@ class GuardState:
     """Evidence of the last steps; readings that are not finite are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
-        """Inverse of `to_dict`."""
         return cls(**{**values, "window": tuple(values["window"])})
 
     def with_new_patience(self) -> "GuardState":

@@ -37,7 +37,6 @@ RULE = (
     f"times or shrink to under {SIGNS['shorter'].limit:g} times their first length, repetition rises by over "
     f"{SIGNS['repeats'].limit:g}, or entropy falls to under {SIGNS['narrows'].limit:g} of its first reading."
 )
-"""The rule in words."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ def on_fresh_seeds(finding: Finding, fresh: Sequence[Finding]) -> Finding:
 
 
 def is_measured(row: Step, metric: str) -> bool:
-    """Return True if a step has a number of a metric."""
     value = row.get(metric)
     return isinstance(value, int | float) and not math.isnan(value)
 

@@ -288,12 +288,10 @@ def study_data(view: StudyView) -> dict[str, Any]:
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
-    """Return one trial's object."""
     return _without(asdict(trial), "id", "study_id", "is_interrupted") | {"status": trial.shown_status}
 
 
 def order_data(order: Order) -> dict[str, Any]:
-    """Return an order's object."""
     return _without(asdict(order), "study_id", "key")
 
 

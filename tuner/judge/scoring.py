@@ -30,13 +30,11 @@ class TrialValue(NamedTuple):
     """A trial's value and its evaluation. None: no finite reading, or none within the KL budget."""
 
     value: float | None = None
-    """Eval reward."""
     value_se: float | None = None
     """Its standard error over the eval prompts."""
     kl: float | None = None
     """Eval KL, in nats per response."""
     step: int | None = None
-    """Step of the evaluation."""
 
 
 Evaluations = Sequence[Mapping[str, Any]]
@@ -66,7 +64,6 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
 
 
 def is_finite(value: Any) -> bool:
-    """Return True for a number other than NaN and the infinities."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -175,7 +172,6 @@ class Tally:
     budget: float | None
     """Budget of the search in `unit`, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
-    """Confirming runs."""
     confirmed: int = 0
     """Confirming runs that have ended."""
     under_way: float = 0.0

@@ -87,7 +87,6 @@ def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the unended trials that a person paused."""
     return [row for row in unended(spec, rows) if row.status is Status.PAUSED]
 
 

@@ -61,7 +61,6 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
 
 
 def frozen(report: OptunaReport, encoded: Encoded) -> FrozenTrial:
-    """Convert to Optuna's trial."""
     params, distributions = encoded
     return create_trial(
         state=report.state,

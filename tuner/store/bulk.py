@@ -55,7 +55,6 @@ def stream(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any
 
 
 def chunks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows by `CHUNK`."""
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK)):
         yield chunk

@@ -220,7 +220,6 @@ class Database:
         return self._engine.url
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     def _rows(self, query: Select[Any]) -> list[dict[str, Any]]:

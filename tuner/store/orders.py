@@ -57,7 +57,6 @@ class Orders(Database):
         return int(self._scalar(select(func.max(schema.orders.c.id)).where(schema.orders.c.study_id == study.id)) or 0)
 
     def order(self, order_id: int) -> Order:
-        """Return an order's current state."""
         query = select(schema.orders).where(schema.orders.c.id == order_id)
         return self._read(lambda connection: _order(connection.execute(query).mappings().one()))
 

@@ -45,7 +45,6 @@ def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, or None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 

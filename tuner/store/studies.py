@@ -128,7 +128,6 @@ class Studies(Database):
         return Lease(study.id, token)
 
     def renew(self, lease: Lease) -> None:
-        """Renew the lease when nothing else was written for a while."""
         self._write(lease, lambda _: None)
 
     def show_stopping(self, lease: Lease) -> None:

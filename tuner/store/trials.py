@@ -60,7 +60,6 @@ class Trials(Database):
     """The store's trials."""
 
     def trials(self, study: StudyRow) -> list[TrialRow]:
-        """Return the study's trials by number."""
         table, is_held = schema.trials, study.has_controller
         query = select(table).where(table.c.study_id == study.id).order_by(table.c.number)
         return self._read(lambda connection: [_trial_row(row, is_held) for row in connection.execute(query)])
@@ -157,7 +156,6 @@ class Trials(Database):
         self._write(lease, lambda connection: _update(connection, trial_id, seconds=spent, **values))
 
     def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
-        """Record the number of times a trial was resumed after a failure."""
         self._write(lease, lambda connection: _update(connection, trial_id, retries=retries))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
@@ -181,7 +179,6 @@ class Trials(Database):
         return self._write(lease, leave)
 
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
-        """Record a trial's result."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
     def steps(
@@ -212,7 +209,6 @@ class Trials(Database):
         }
 
     def last_step(self, trial_id: int) -> int | None:
-        """Return a trial's newest recorded step, or None."""
         last: int | None = self._scalar(
             select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
         )
@@ -221,7 +217,7 @@ class Trials(Database):
     def samples(
         self, trial_ids: Iterable[int], step: int | None = None, *, with_tokens: bool = False
     ) -> list[dict[str, Any]]:
-        """Return sample rows by prompt, trial and step, optionally of one step; `tokens`, by far the most, on request."""
+        """Return sample rows by prompt, trial and step, optionally of one step; `tokens`, the most, on request."""
         table = schema.samples
         query = select(*(column for column in table.c if with_tokens or column is not table.c.tokens))
         query = query.order_by(table.c.prompt_index, table.c.trial_id, table.c.step)
@@ -235,7 +231,7 @@ class Trials(Database):
         return None if stored is None else token_readings(stored)
 
     def readings(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step`, `rewards`, `kls` (nats), `lengths` (tokens) by prompt; None: not finite."""
+        """Return rows of `trial_id`, `step`, `rewards`, `kls` (nats), `lengths` (tokens) by prompt; None: no number."""
         table = schema.readings
         query = select(table).order_by(table.c.trial_id, table.c.step)
         return self._rows(_of_trials(query, table, trial_ids, step))

@@ -26,7 +26,6 @@ Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return True for an int or a float; booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -118,7 +118,6 @@ class StudySpec:
 
     @property
     def budget_time(self) -> study_file.Time | None:
-        """The budget, if it is a time."""
         return study_file.Time.read(self.budget) if isinstance(self.budget, str) else None
 
     @property
@@ -428,7 +427,6 @@ class StudySpec:
         )
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
-        """Return the changes from `old`, the stored spec of the same name."""
         before, after = old._must_stay(), self._must_stay()
         allowed = _changes(old._may_change(), self._may_change())
         of_task = digest.changes(digest.declared(old.declared), digest.declared(self.declared))

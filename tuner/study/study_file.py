@@ -75,7 +75,6 @@ KL: Mapping[str, str] = {
     "of a study whose budget has changed",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
-"""Keys of the [kl] table."""
 BELOW = {**{name: f"fixed.{name}" for name in HYPERPARAMETERS}, **{f"kl_{key}": f"kl.{key}" for key in KL}}
 """Where names belong that are often given at the top of a study file."""
 SAMPLER: Mapping[str, str] = {
@@ -83,7 +82,6 @@ SAMPLER: Mapping[str, str] = {
     "It is made anew for each trial and may keep nothing in the study",
     "startup_trials": "trials with a value that the sampler waits for (default 4)",
 }
-"""Keys of the [sampler] table."""
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "learns where good trials lie, from all trials so far",
@@ -105,7 +103,6 @@ DECLARED = "declared"
 _DECLARED = tuple(each.name for each in fields(Task) if each.name not in ("name", "advised", "prepare"))
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
-"""Required keys of a study that lists its trials."""
 
 KL_TARGETS = (0.6, 1.0)
 """Advised KL targets, as shares of the KL budget."""

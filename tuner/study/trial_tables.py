@@ -135,10 +135,8 @@ RECIPES: Mapping[str, PublishedRecipe] = {
         kl_coef=0.05, kl_target=6.0, lam=0.95, vf_coef=1.0,
     ),
 }  # fmt: skip
-"""Published recipes by name."""
 
 _ONLY_SEARCHED = ("search", "sampler", "pruner", "baseline", "start", "warm_start")
-"""Keys without effect if trials are listed."""
 
 
 def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
