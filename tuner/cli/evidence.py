@@ -78,7 +78,8 @@ def diagnose(args: argparse.Namespace) -> int:
     tries = [command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
         pairs = zip(findings, tries, strict=True)
-        print(output.dumps([diagnoses.diagnosis_data(trial, finding, try_it) for finding, try_it in pairs]))
+        more = ({"enqueue": diagnoses.enqueued(trial, finding), "command": try_it} for finding, try_it in pairs)
+        print(output.dumps([asdict(finding) | each for finding, each in zip(findings, more, strict=True)]))
         return EXIT_OK
     out = output.console()
     out.print(render.trial_line(numbers[trial.number]), soft_wrap=True)
@@ -94,7 +95,7 @@ def diagnose(args: argparse.Namespace) -> int:
             out.print(f"  Try {finding.advice}:\n  {try_it}", soft_wrap=True)
     if not findings:
         out.print(diagnoses.why_nothing(trial))
-    elif diagnoses.is_choice(findings):
+    elif len({finding.advice for finding in findings}) > 1:
         out.print(
             "Try one change at a time, the first one first: with several at once you cannot see which one helped."
         )

@@ -101,8 +101,6 @@ class Answer:
     """Valued under the budget."""
     kl_budget: float
     """In nats per response."""
-    own_budget: float
-    """The study's own, for which a confirmation holds."""
     first_budget: float
     """The study's first, which its trials were made for."""
     checkpoint: ValueCheckpoint | None
@@ -202,7 +200,6 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         study=view.row.name,
         trial=trial,
         kl_budget=view.spec.kl_budget,
-        own_budget=own.kl_budget,
         first_budget=own.first_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         reward=None if stands is None else Measured(stands.reward, trial.value_se),

@@ -23,7 +23,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
 from tuner.confirm.plan import chosen, label_of
-from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
+from tuner.confirm.result import Interval, beats, confirmations, longest_read, places_of
 from tuner.judge.best import best_rank
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
@@ -142,7 +142,8 @@ class _Judge:
         self.trained = {number: [row for row in rows if row["step"] > 0] for number, rows in evaluations.items()}
         self.best = {number: trial_value(rows, self.spec.kl_budget) for number, rows in self.trained.items()}
         self.highest_kl = store.highest([row.id for row in view.trials], KL)
-        self.confirmation = _confirmation(store, view)
+        runs = confirmations(store, view) if view.is_own_budget else []
+        self.confirmation = decided(runs) or longest_read(runs)
         self.confirmed = {} if self.confirmation is None else {
             one.trial.number: one for one in self.confirmation.configurations
         }  # fmt: skip
@@ -272,14 +273,6 @@ def _negative(interval: Interval | None) -> Interval | None:
         return None
     low, high = (None if end is None else -end for end in (interval.high, interval.low))
     return Interval(-interval.mean, low, high, interval.n)
-
-
-def _confirmation(store: Store, view: StudyView) -> Confirmation | None:
-    """Return the confirmation that decides, else the longest with a reading; None under another KL budget."""
-    if not view.is_own_budget:
-        return None
-    runs = confirmations(store, view)
-    return decided(runs) or longest_read(runs)
 
 
 def _chosen(view: StudyView) -> set[int]:

@@ -77,13 +77,12 @@ def run_study(
         on_event: Called with each event, in this thread.
 
     Raises:
-        ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
+        ConfigError: a number is not allowed, the spec would mix two experiments in one study, or the plan asks for
             what the study's trials do not allow.
         StudyError: another controller holds the study, or trial after trial failed for the same cause.
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, timeout=timeout)
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     if checkpoint_seconds is not None:
         spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')
@@ -202,9 +201,3 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
         share = f"{ranks} GPUs per trial" if ranks > 1 else per_gpu
         raise ConfigError(f"workers = {workers} is not allowed; expected at most {most}, {share}")
     return most
-
-
-def _require_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")

@@ -45,12 +45,7 @@ def tail(folder: Path, lines: int = 20) -> str:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:]
-
-
-def last_lines(text: str, lines: int) -> str:
-    body = text.removesuffix("\n")
-    return "\n".join(body.split("\n")[-lines:]) + text[len(body) :]
+    return "\n".join(text.rstrip("\n").split("\n")[-lines:])[-_TAIL_CHARACTERS:]
 
 
 def ran_as(folder: Path) -> str | None:

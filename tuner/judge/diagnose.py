@@ -7,9 +7,8 @@ which one helped. KL first: "adjust β or the adaptive KL target first if the po
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
@@ -82,8 +81,12 @@ class Diagnosis:
     """The evidence in a sentence, with numbers."""
     name: str
     """The hyperparameter to change."""
-    was: HyperValue
-    value: HyperValue
+    was: float
+    value: float
+
+    @property
+    def is_up(self) -> bool:
+        return self.value > self.was
 
     @property
     def advice(self) -> str:
@@ -398,23 +401,18 @@ def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]
     return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(diagnoses)]
 
 
-def is_choice(diagnoses: Sequence[Diagnosis]) -> bool:
-    """Return True if more than one change is advised."""
-    return len({diagnosis.advice for diagnosis in diagnoses}) > 1
-
-
 def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:
     """Return a trial of the study that has the change already, or a greater one, or None."""
-    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, float(diagnosis.value or 0)
+    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, diagnosis.value
     candidates = []
     for row in trials:
         value = row.config.get(diagnosis.name)
         is_other = row.role is Role.SEARCH and row.number != trial.number
         is_alike = is_other and all(row.config.get(name) == trial.config.get(name) for name in others)
-        if is_alike and isinstance(value, int | float) and min(value, advised) > 0:
-            is_as_far = value * NEAR > advised if _is_up(diagnosis) else value < advised * NEAR
-            if is_as_far:
-                candidates.append((abs(math.log(value / advised)), row.number, row))
+        if not is_alike or not isinstance(value, int | float) or min(value, advised) <= 0:
+            continue
+        if value * NEAR > advised if diagnosis.is_up else value < advised * NEAR:
+            candidates.append((abs(math.log(value / advised)), row.number, row))
     return min(candidates)[2] if candidates else None
 
 
@@ -440,15 +438,7 @@ def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
 
 
 def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
-    return f"trial {trial.number}, {diagnosis.name} {'up' if _is_up(diagnosis) else 'down'}"
-
-
-def _is_up(diagnosis: Diagnosis) -> bool:
-    return (
-        isinstance(diagnosis.was, int | float)
-        and isinstance(diagnosis.value, int | float)
-        and diagnosis.value > diagnosis.was
-    )
+    return f"trial {trial.number}, {diagnosis.name} {'up' if diagnosis.is_up else 'down'}"
 
 
 def course_of(store: Store, trial: TrialRow, view: StudyView) -> Course:
@@ -463,8 +453,3 @@ def fresh_curves(store: Store, view: StudyView, number: int) -> dict[int, list[S
     for row in store.steps(runs, hacking.NEEDED):
         steps[row["trial_id"]].append(row)
     return steps
-
-
-def diagnosis_data(trial: TrialRow, diagnosis: Diagnosis, command: str) -> dict[str, Any]:
-    """Return one item of `diagnose` for JSON."""
-    return asdict(diagnosis) | {"enqueue": enqueued(trial, diagnosis), "command": command}

@@ -197,7 +197,10 @@ class StudySpec:
             task = study_file.stored_task(checks.text(content["task"], f"{where}: task"), stored, where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         table = checks.table(content.get("search", {}), f"{where}: search")
-        if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
+        if table.get("kl_coef") == "advised" and "kl_coef" not in {
+            **task.advised,
+            **task.reference,
+        }:  # in its own units
             fixed.setdefault("normalize_kl_coef", True)
         listed = trial_tables.read_listed(content, fixed, where)
         kl_budget, first_budget, kl_limit = study_file.read_kl(

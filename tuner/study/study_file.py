@@ -265,16 +265,11 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
-def has_own_beta(task: Task) -> bool:
-    """Return True if a task states β, and so in its own reward's units; else studies have it in spreads of scores."""
-    return "kl_coef" in task.advised or "kl_coef" in task.reference
-
-
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
     Those of the KL target and the KL step are shares of the KL budget and of the run; that of β lies around the task's
-    own, else it is in spreads of the scores per nat (see `has_own_beta`).
+    own, else it is in spreads of the scores per nat.
     """
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
