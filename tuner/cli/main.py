@@ -15,17 +15,7 @@ from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positiv
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
 from ppo_core.report import DEVICES
-from tuner.cli.arguments import (
-    LOCAL,
-    RAY,
-    RAY_CLIENT,
-    STORAGE_HELP,
-    budget,
-    duration,
-    engine,
-    gpus,
-    trial_number,
-)
+from tuner.cli.arguments import LOCAL, RAY, RAY_CLIENT, STORAGE_HELP, budget, duration, engine, gpus, trial_number
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.environment import PROG, to_copy
 from tuner.exchange import FORMATS, TRAINERS
@@ -73,8 +63,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference].",
         ),
         "estimate": Command(
-            "run one iteration of a run or a study and say its memory, time and disk",
-            "estimate:estimate",
+            "run one iteration of a run or a study and say its memory, time and disk", "estimate:estimate"
         ),
         "doctor": Command(
             "check that this machine has what runs need",

@@ -16,25 +16,9 @@ from typing import Any
 
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short
+from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
-from tuner.confirm.plan import (
-    ALWAYS,
-    DEFAULT_SEEDS,
-    DEFAULT_TOP,
-    candidates,
-    is_within_budget,
-    whole_run,
-)
-from tuner.confirm.result import (
-    MOST_SEEDS,
-    WORTH,
-    Confirmation,
-    Confirmed,
-    Interval,
-    confirmations,
-    longest_read,
-    share_at_most,
-)
+from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
 from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
@@ -88,7 +72,7 @@ class Gain:
         if self.mean is None:
             value = "not known"
         elif self.low is not None:
-            value = Interval(self.mean, self.low, self.high, 0).signed
+            value = result.Interval(self.mean, self.low, self.high, 0).signed
         return f"over the {self.over} (trial {self.trial}): {value}"
 
 
@@ -118,9 +102,9 @@ class Answer:
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
     badge: Badge
-    confirmation: Confirmation | None
+    confirmation: result.Confirmation | None
     """The longest whole confirmation, under the study's own KL budget, or None."""
-    confirmed: Confirmed | None
+    confirmed: result.Confirmed | None
     """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     decision: str
     gains: tuple[Gain, ...]
@@ -173,7 +157,7 @@ def _name(trial: TrialRow) -> str:
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
-    runs = confirmations(store, replace(view, spec=own))
+    runs = result.confirmations(store, replace(view, spec=own))
     done, is_own = decided(runs), view.is_own_budget
     confirmed = done.choice if done is not None and is_own else None
     trial = view.best() if confirmed is None else confirmed.trial
@@ -190,7 +174,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Nothing yet: {_name(trial)} leads."
         elif not has_learned:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
-        doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
+        doubts = _of_one_seed(store, view, trial, result.longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
             text = "That is within its noise. See its samples, and what to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
@@ -219,7 +203,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     )
 
 
-def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed | None) -> Iterator[Gain]:
+def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: result.Confirmed | None) -> Iterator[Gain]:
     """Yield an answer's gains where there is a baseline; what broke or is over the budget counts as the SFT policy."""
     others = [row for row in view.trials if row.origin in ALWAYS]
     if Origin.BASELINE not in (row.origin for row in others):
@@ -235,14 +219,14 @@ def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed 
         yield Gain(row.origin, row.number, *((gain.mean, gain.se) if is_known and gain is not None else ()))
 
 
-def decided(runs: list[Confirmation]) -> Confirmation | None:
+def decided(runs: list[result.Confirmation]) -> result.Confirmation | None:
     """Return the confirmation of the longest runs that chose a configuration, or None."""
     return next((one for one in reversed(runs) if one.choice is not None), None)
 
 
 def headline_of(store: Store, view: StudyView) -> Headline | None:
     """Return the number of a study's answer under its own KL budget, without all that is said of it."""
-    done = decided(confirmations(store, view))
+    done = decided(result.confirmations(store, view))
     trial = view.best() if done is None or done.choice is None else done.choice.trial
     return None if trial is None else headlines(store, view, [trial])[trial.number]
 
@@ -251,11 +235,11 @@ Doubt = tuple[str, tuple[str, ...]]
 """A sentence, and the words of the command that settles it, if any."""
 
 
-def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confirmed) -> Iterator[Doubt]:
+def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one: result.Confirmed) -> Iterator[Doubt]:
     """Yield the doubts on a confirmed configuration, the gravest first."""
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
-        most = share_at_most(over, runs)
+        most = result.share_at_most(over, runs)
         yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
     if one.lost:
         yield f"It breaks: {one.breaking}.", ()
@@ -267,19 +251,19 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
-    if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
+    if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
         yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's,"
+        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {result.WORTH:.0%} of training's,"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
-            yield f"{text} won't show on {MOST_SEEDS} seeds.", ()
+            yield f"{text} won't show on {result.MOST_SEEDS} seeds.", ()
         else:
             yield f"{text} would likely show on {seeds} seeds.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(
-    store: Store, view: StudyView, trial: TrialRow, read: Confirmation | None, *, is_own: bool
+    store: Store, view: StudyView, trial: TrialRow, read: result.Confirmation | None, *, is_own: bool
 ) -> Iterator[Doubt]:
     """Yield the doubts on a trial that nothing confirmed, the gravest first."""
     name, test, kl_budget = view.row.name, results.on_test(store, view, trial), view.spec.kl_budget
@@ -307,7 +291,7 @@ def _over(kl: float | None, se: float | None, budget: float) -> str:
     return f"{text}, over {short(budget)} {KL_UNIT}"
 
 
-def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Confirmed) -> bool:
+def _is_newer(view: StudyView, best: TrialRow, done: result.Confirmation, confirmed: result.Confirmed) -> bool:
     """Return True if the search's best trial is unconfirmed, and better in the search than the confirmed one."""
     configuration = whole_run(view.trials, best)
     if any(whole_run(view.trials, one.trial) == configuration for one in done.configurations):
@@ -316,7 +300,7 @@ def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Co
     return ours is None or (theirs is not None and theirs.reward > ours.reward)
 
 
-def _confirm(view: StudyView, done: Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
+def _confirm(view: StudyView, done: result.Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
     """Return the command words that run what was confirmed, or only a newer trial, on so many seeds."""
     numbers = {one.trial.number for one in done.configurations} if newer is None else {newer.number}
     ranked = enumerate(candidates((*view.trials, *view.confirming), view.spec), start=1)
@@ -352,7 +336,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "reward": confirmed.reward and asdict(confirmed.reward),
         "kl": confirmed.kl and asdict(confirmed.kl),
         "ends_within": confirmed.ends_within,
-        "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
+        "breaks_at_most": result.share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
     return {
         "trial": answer.number,

@@ -17,13 +17,7 @@ from multiprocessing import connection
 from typing import Any
 
 from ppo_core.report import NextMove
-from tuner.engine.protocol import (
-    GPU_VARIABLE,
-    SHARED_BY_VARIABLE,
-    Job,
-    Lost,
-    Message,
-)
+from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
 """Time a worker gets to exit once its pipe is closed."""

@@ -23,18 +23,8 @@ from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
 from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located
 from ppo_core.report import NextMove, Sample, StepReport, Trainer
+from tuner.engine import protocol
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import (
-    Checkpointed,
-    CheckpointResult,
-    Ended,
-    Phase,
-    ReadCheckpoint,
-    Split,
-    Stepped,
-    TrialJob,
-    TrialSpec,
-)
 from tuner.judge.guard import Guard
 from tuner.study.status import Reason
 from tuner.study.study_file import import_object
@@ -47,23 +37,25 @@ MOST = 2**31 - 1
 """Highest step and episode: databases hold no larger ones."""
 MOST_METRIC = 3.4e38
 """Largest number that a metric may have: float32 holds no larger ones, and with much larger ones sums overflow."""
-Ask = Callable[[Stepped], NextMove]
+Ask = Callable[[protocol.Stepped], NextMove]
 
 
-def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Checkpointed:
+def run_trial(
+    spec: protocol.TrialSpec, ask: Ask, enter: Callable[[protocol.Phase], None] = lambda _: None
+) -> protocol.Ended | protocol.Checkpointed:
     """Run one trial, in each of its processes; rank 0 asks after each step if it goes on. `enter` names the phase."""
     trial = _Trial(spec, ask, enter)
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
     move = drive(staged, _make_keeper(spec, staged.trainer), trial)
     trial.require_a_step()
-    return Checkpointed() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
+    return protocol.Checkpointed() if move is NextMove.LEAVE else protocol.Ended(is_worker_spent=trial.has_raised)
 
 
 class _Trial(Hooks):
     """A trial in progress: its guard, its clock, and the controller that is asked."""
 
-    def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
+    def __init__(self, spec: protocol.TrialSpec, ask: Ask, enter: Callable[[protocol.Phase], None]) -> None:
         self._last_report = time.perf_counter()
         extra = {} if spec.resume_from is None else checkpoint.verify(spec.resume_from)["extra"]
         self._ask, self._enter, self._trainer = ask, enter, spec.trainer
@@ -92,7 +84,7 @@ class _Trial(Hooks):
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         self._longest_step = max(self._longest_step, seconds)
         before, self._last_report = self._last_report, time.perf_counter()
-        message = Stepped(
+        message = protocol.Stepped(
             replace(report, metrics={name: float(value) for name, value in report.metrics.items()}),
             self._last_report - before,  # saving and waiting included
             self._longest_step,
@@ -117,7 +109,7 @@ class _Trial(Hooks):
 
     def enter(self, *, saving: bool) -> None:
         """Tell the controller, whose time limits differ."""
-        self._enter(Phase.SAVING if saving else Phase.STEPPING)
+        self._enter(protocol.Phase.SAVING if saving else protocol.Phase.STEPPING)
 
 
 def require_next(report: StepReport, before: tuple[int, int] | None, config: PPOConfig) -> None:
@@ -158,20 +150,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-READERS: Mapping[Split, str] = {"eval": "evaluated_again", "test": "tested"}
+READERS: Mapping[protocol.Split, str] = {"eval": "evaluated_again", "test": "tested"}
 """A trainer's method that reads a split."""
 
 
-def read_checkpoint(job: ReadCheckpoint) -> CheckpointResult:
+def read_checkpoint(job: protocol.ReadCheckpoint) -> protocol.CheckpointResult:
     """Evaluate a checkpoint on a split."""
     start = time.perf_counter()
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     evaluate = getattr(trainer, READERS[job.split], None)
     if evaluate is None:
-        return CheckpointResult(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
+        return protocol.CheckpointResult(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
     reading = evaluate()
     why_not = f"the task {job.task} has no {job.split} prompts" if reading is None else None
-    return CheckpointResult(reading, why_not, time.perf_counter() - start)
+    return protocol.CheckpointResult(reading, why_not, time.perf_counter() - start)
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
@@ -189,7 +181,7 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
     return evaluated if all(map(math.isfinite, readings)) else report, False
 
 
-def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
+def _make_keeper(spec: protocol.TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     on_rank_zero(lambda: require_room(trainer, spec.folder))
     return CheckpointKeeper(
         spec.folder,
@@ -200,7 +192,7 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     )
 
 
-def _make_trainer(job: TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
+def _make_trainer(job: protocol.TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
     factory = import_object(job.trainer, "trainer")
     _set_torch_threads(job.threads)
     limit_memory()

@@ -42,12 +42,7 @@ class TableLayout:
         return self.name + SUFFIXES[fmt]
 
 
-_TYPES: tuple[tuple[type[Any], str], ...] = (
-    (Integer, "int64"),
-    (Float, "float64"),
-    (Boolean, "bool"),
-    (JSON, "json"),
-)
+_TYPES: tuple[tuple[type[Any], str], ...] = ((Integer, "int64"), (Float, "float64"), (Boolean, "bool"), (JSON, "json"))
 
 
 def _fields(table: Table, *without: str) -> dict[str, str]:

@@ -120,10 +120,7 @@ def reference_config(spec: StudySpec) -> dict[str, HyperValue]:
 
 
 def as_optuna(
-    row: TrialRow,
-    spec: StudySpec,
-    reference: Mapping[str, HyperValue],
-    evaluations: Sequence[Mapping[str, Any]],
+    row: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue], evaluations: Sequence[Mapping[str, Any]]
 ) -> FrozenTrial:
     encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
     trial = frozen(_report(row, spec), encoded)

@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    Select,
-    Table,
-    and_,
-    delete,
-    func,
-    insert,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, insert, literal, select, update
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import StudyError

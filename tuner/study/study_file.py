@@ -9,19 +9,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ppo_core.config import checks
+from ppo_core.config import checks, declare
 from ppo_core.config.checks import Bounds
-from ppo_core.config.declare import (
-    Choices,
-    Dimension,
-    Hyperparameter,
-    HyperValue,
-    Range,
-    read_choices,
-    read_range,
-    require_numeric,
-    require_searchable,
-)
 from ppo_core.config.hyperparameters import (
     HYPERPARAMETERS,
     MAKES_INERT,
@@ -219,7 +208,7 @@ def _nats(values: Mapping[str, Any], name: str, default: float, length: int | No
     return checks.number(values[per_token], checks.POSITIVE, f"{where}.{per_token}") * length
 
 
-def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
+def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, declare.HyperValue]:
     """Return the [fixed] table in the fields' types; `where` names the table."""
     fixed = {}
     for name, value in values.items():
@@ -234,8 +223,8 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
 
 
 def pace(
-    given: Collection[str], fixed: Mapping[str, HyperValue], kl_target: HyperValue, *, is_listed: bool
-) -> dict[str, HyperValue]:
+    given: Collection[str], fixed: Mapping[str, declare.HyperValue], kl_target: declare.HyperValue, *, is_listed: bool
+) -> dict[str, declare.HyperValue]:
     """Return how the rate and β of trials move where their study does not say.
 
     They keep their own pace, at `kl_target` (nats per response), if the study fixes that, or if neither it nor one of
@@ -250,7 +239,7 @@ def pace(
     return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target, "normalize_kl_coef": True}
 
 
-def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
+def reference_kl_step(task: Task, fixed: Mapping[str, declare.HyperValue]) -> float:
     """Return the KL step of the reference where nothing states one, as a share of the KL target."""
     length = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
     return default_kl_step(PPOConfig.from_dict(length).num_iterations())
@@ -265,7 +254,7 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
-def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
+def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budget: float) -> dict[str, declare.Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
     Those of the KL target and the KL step are shares of the KL budget and of the run; that of β lies around the task's
@@ -276,14 +265,16 @@ def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float
     low, high = KL_TARGETS
     beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
     own = {
-        "kl_coef": Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
-        "kl_target": Range(low * kl_budget, high * kl_budget),
-        "kl_step": Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
+        "kl_coef": declare.Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
+        "kl_target": declare.Range(low * kl_budget, high * kl_budget),
+        "kl_step": declare.Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
     }
     return declared | own | {name: advised.range for name, advised in task.advised.items()}
 
 
-def read_search(values: Mapping[str, Any], advised: Mapping[str, Range], where: str) -> dict[str, Dimension]:
+def read_search(
+    values: Mapping[str, Any], advised: Mapping[str, declare.Range], where: str
+) -> dict[str, declare.Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
     search = {
         name: _read_dimension(require_name(name, where), value, advised, f"{where}.{name}")
@@ -292,9 +283,9 @@ def read_search(values: Mapping[str, Any], advised: Mapping[str, Range], where: 
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
-def extreme(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+def extreme(dimension: declare.Dimension, which: Literal["low", "high"]) -> declare.HyperValue:
     """Return the lowest or highest value of a dimension; of choices without an order, the first."""
-    if not isinstance(dimension, Choices):
+    if not isinstance(dimension, declare.Choices):
         return getattr(dimension, which)  # type: ignore[no-any-return]
     numbers = [value for value in dimension.values if is_number(value)]
     if len(numbers) < len(dimension.values):
@@ -302,26 +293,26 @@ def extreme(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
     return min(numbers) if which == "low" else max(numbers)
 
 
-def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
+def single_values(dimension: declare.Dimension) -> tuple[declare.HyperValue, ...]:
     """Return the values of a small dimension: its choices or powers of two; empty for others."""
-    if isinstance(dimension, Choices):
+    if isinstance(dimension, declare.Choices):
         return dimension.values
     if dimension.scale != "log2":
         return ()
     return tuple(2**power for power in range(int(math.log2(dimension.low)), int(math.log2(dimension.high)) + 1))
 
 
-def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
+def choice_pairs(search: Mapping[str, declare.Dimension]) -> Iterator[dict[str, declare.HyperValue]]:
     """Yield each choice of a search, alone and with each single value of every other dimension."""
     singles = {name: values for name, dimension in search.items() if (values := single_values(dimension))}
     for name, dimension in search.items():
-        if isinstance(dimension, Choices):
+        if isinstance(dimension, declare.Choices):
             yield from ({name: value} for value in dimension.values)
             for other in (each for each in singles if each != name):
                 yield from ({name: value, other: beside} for value in dimension.values for beside in singles[other])
 
 
-def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
+def why_idle(name: str, search: Mapping[str, declare.Dimension], fixed: Mapping[str, declare.HyperValue]) -> str | None:
     """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
         [(other, value) for value in single_values(search[other]) or (extreme(search[other], "low"),)]
@@ -332,11 +323,13 @@ def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, Hyp
     return None if None in reasons else reasons[0]
 
 
-def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, Range], where: str) -> Dimension:
-    require_searchable(hyper, where)
+def _read_dimension(
+    hyper: declare.Hyperparameter, value: object, advised: Mapping[str, declare.Range], where: str
+) -> declare.Dimension:
+    declare.require_searchable(hyper, where)
     if isinstance(value, list):
-        return read_choices(hyper, value, where)
-    require_numeric(hyper, where)
+        return declare.read_choices(hyper, value, where)
+    declare.require_numeric(hyper, where)
     if value == "advised":
         if hyper.name not in advised:
             raise ConfigError(f"{where}: no range is advised for it; write {{ low = ..., high = ... }}")
@@ -345,7 +338,7 @@ def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, 
         raise ConfigError(
             f'{where} = {value!r} is not allowed; expected "advised", a range {{ low = ..., high = ... }} or a list'
         )
-    return read_range(hyper, value, where)
+    return declare.read_range(hyper, value, where)
 
 
 def read_task(value: object, where: str) -> Task:
