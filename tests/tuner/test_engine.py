@@ -18,7 +18,7 @@ from tests.tuner.quick_study import MODULE
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.control.decision import answer, guarded
+from tuner.control.trial_ends import answer, guarded
 from tuner.engine import gpu
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine, threads_per_worker

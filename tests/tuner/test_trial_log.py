@@ -11,7 +11,7 @@ from tests.tuner import engine_trainers, made_study
 from tests.tuner.quick_study import MODULE
 from tests.tuner.test_engine import own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
-from tuner.cli import logs
+from tuner.cli import read
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
@@ -157,6 +157,6 @@ def test_a_log_is_printed_whole_and_escaped(study: tuple[Store, Path], capsys: p
     trial_log.note(folder / "7", "begins")
     with trial_log.path_of(folder / "7").open("a") as log:
         log.write("one\n\x1b[2Jtwo\nthree\n")
-    assert logs.logs(arguments(store)) == 0
+    assert read.logs(arguments(store)) == 0
     whole = capsys.readouterr().out.splitlines()
     assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]

@@ -18,7 +18,7 @@ from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOut
 from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.control.decision import answer, guarded
+from tuner.control.trial_ends import answer, guarded
 from tuner.engine.protocol import (
     Checkpointed,
     CheckpointResult,

@@ -90,7 +90,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "logs": Command(
             "print what a trial wrote while it ran",
-            "logs:logs",
+            "read:logs",
             "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it.",
         ),
     },

@@ -14,7 +14,7 @@ from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
 from tuner.judge import forks
 from tuner.judge.best import is_sound
-from tuner.judge.results import StudyView, baseline, front, spent
+from tuner.judge.results import StudyView, front, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
 from tuner.store import Store, TrialRow
@@ -82,13 +82,6 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     title = f"Within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
     out.print(render.config_table(trial, view, title))
     out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
-    if answer.confirmed is None:
-        before, better = baseline(store, trial), answer.over_sft
-        if before is not None and better is not None:
-            out.print(
-                f"Improvement on the SFT baseline: {better.text} reward "
-                f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis})."
-            )
     if answer.checkpoint is not None:
         if answer.confirmed is None:
             out.print(_test_line(answer))

@@ -19,13 +19,12 @@ from ppo_core.output import has_much_rounding, report_line, rounding_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
 from tuner.control import events, retry
-from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.control.disk import most_kept
 from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
-from tuner.control.trial_ends import TrialEnds
+from tuner.control.trial_ends import NOTHING_DECIDED, Decision, TrialEnds, answer, guarded
 from tuner.control.trial_files import TrialFiles
 from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
@@ -300,13 +299,7 @@ class TrialLoop:
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
         self._engine.start(
             protocol.TrialSpec(
-                number=row.number,
-                config=row.config,
-                task=study.spec.task,
-                trainer=study.spec.trainer,
-                device=study.spec.device,
-                threads=row.threads,
-                folder=study.trial_folder(row.number),
+                **study.job(row),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
                 first_budget=study.spec.first_budget,
@@ -314,7 +307,6 @@ class TrialLoop:
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 fork_step=row.fork_step,
                 stages=forks.stages(study.rows, row),
-                ranks=study.spec.gpus_per_trial,
             )
         )
         self._emit(events.TrialStarted(row, step))

@@ -117,16 +117,5 @@ def _is_here(job: ReadCheckpoint) -> bool:
 
 
 def _reading(study: OpenStudy, row: TrialRow, step: int, split: Split = "test") -> ReadCheckpoint:
-    spec, folder = study.spec, study.trial_folder(row.number)
-    return ReadCheckpoint(
-        number=row.number,
-        config=row.config,
-        task=spec.task,
-        trainer=spec.trainer,
-        device=spec.device,
-        threads=row.threads,
-        folder=folder,
-        checkpoint=checkpoint.step_folder(folder, step) if step > 0 else None,
-        split=split,
-        ranks=spec.gpus_per_trial,
-    )
+    path = checkpoint.step_folder(study.trial_folder(row.number), step) if step > 0 else None
+    return ReadCheckpoint(**study.job(row), checkpoint=path, split=split)

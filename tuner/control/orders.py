@@ -174,8 +174,6 @@ class OrderDesk:
 
     def _carry_out(self, order: Order) -> Sequence[int]:
         """Carry out an order, and return the numbers of the trials that it changed or added."""
-        if order.kind not in ORDER_KINDS:
-            raise ConfigError(f'unknown order "{order.kind}"')
         if order.trial is None and ORDER_KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         match order.kind:

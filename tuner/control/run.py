@@ -59,21 +59,15 @@ def run_study(
         spec: The study; an existing study of its name is resumed, and the `StudyStarted` event lists the changes.
         storage: URL or path of the store, created if missing.
         runs_folder: Folder of the checkpoints, `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a separate process with its share of the cores. None: as many as fit the
-            GPUs; without GPUs as in the study's last run, at first 1. With 1 the same seed proposes the same trials;
-            with more the proposals depend on which trial ends first.
-        gpus: GPUs in the form of CUDA_VISIBLE_DEVICES; each trial gets one, or the spec's gpus_per_trial. Empty: all
-            workers see the GPUs that this process sees.
+        workers: Trials at a time. None: as many as fit the GPUs; without GPUs as in the study's last run, at first 1.
+            With 1 the same seed proposes the same trials; with more that depends on which trial ends first.
+        gpus: As in CUDA_VISIBLE_DEVICES; each trial gets its own. Empty: all see the GPUs that this process sees.
         trials_per_gpu: Trials that share a GPU.
-        from_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
-            holds until the file's own value changes.
-        trials: The study's total; None: the spec's, or an order's.
-        budget: The study's budget, in trials of full length or as a time such as `3m`; None: the spec's, or an order's.
+        from_file: True if the spec is a study file's. A value of an order `set` holds until the file's own changes.
+        trials, budget, checkpoint_seconds: In place of the spec's or an order's; None: those.
         timeout: Seconds after which to stop.
-        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: The confirmation to run once the search has ended; None: none beyond what was asked for before.
-        make_engine: Returns the engine; worker processes on this machine by default.
-        threads_per_trial: Returns each trial's share of the engine's CPU cores, given the number of trials.
+        make_engine, threads_per_trial: The engine and a trial's share of its cores; by default this machine's.
         on_event: Called with each event, in this thread.
 
     Raises:

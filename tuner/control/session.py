@@ -48,6 +48,12 @@ class OpenStudy:
     def trial_folder(self, number: int) -> Path:
         return self.folder / str(number)
 
+    def job(self, row: TrialRow) -> dict[str, Any]:
+        """Return what every job of a trial states (see `TrialJob`)."""
+        spec, of_row = self.spec, {name: getattr(row, name) for name in ("number", "config", "threads")}
+        of_study = {name: getattr(spec, name) for name in ("task", "trainer", "device")}
+        return {**of_row, **of_study, "folder": self.trial_folder(row.number), "ranks": spec.gpus_per_trial}
+
     def refresh(self, number: int) -> TrialRow:
         return self.put(self.store.trial(self.row, number))
 

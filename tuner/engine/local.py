@@ -52,11 +52,7 @@ class LocalEngine(Engine):
     """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
     def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: fewer than 1 worker, more than there is room for on the GPUs, or no GPU to share.
-        """
+        """Nothing is started yet; ConfigError for too few or too many workers, or no GPU to share."""
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
@@ -93,11 +89,7 @@ class LocalEngine(Engine):
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to an idle worker, or to a new one.
-
-        Raises:
-            ConfigError: it asks for more processes than this engine's trials have.
-        """
+        """Give a job to an idle worker, or to a new one."""
         ranks = self._needs.gpus_per_trial
         if job.ranks > ranks:
             raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {ranks} here")

@@ -84,11 +84,7 @@ class RayEngine(Engine):
     """Up to `workers` jobs at a time on a cluster's nodes. Close it, or use it in a `with` statement."""
 
     def __init__(self, cluster: RayCluster, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: the cluster has no node for a trial, or no GPU to share.
-        """
+        """Nothing is started yet; ConfigError if the cluster has no node for a trial, or no GPU to share."""
         self._cluster, self._needs, self._clock = cluster, needs, clock
         nodes = cluster.nodes()
         if not nodes:
@@ -135,9 +131,6 @@ class RayEngine(Engine):
         """Give a job to a worker once the cluster has room for it.
 
         A task is prepared on the nodes that have room, until one is ready; on any other one before its first trial.
-
-        Raises:
-            ConfigError: no node has what it asks for.
         """
         share = self._share(job)
         job = replace(job, folder=job.folder.absolute())

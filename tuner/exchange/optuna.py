@@ -145,10 +145,7 @@ def as_optuna(
             "rule": row.reason.rule if row.reason else None,
             "reason": row.reason.message if row.reason else None,
             "value": row.value if trial.value is None else None,
-            "value_se": row.value_se,
-            "kl": row.kl,
-            "episodes": row.episodes,
-            "seconds": row.seconds,
+            **{name: getattr(row, name) for name in ("value_se", "kl", "episodes", "seconds")},
         }
     trial.user_attrs = {name: value for name, value in attributes.items() if value is not None}
     return trial

@@ -54,23 +54,18 @@ def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValu
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
-_TO: Mapping[str, Callable[[float], float]] = {
-    "linear": float,
-    "log": math.log,
-    "log2": math.log2,
-    "log_from_1": lambda value: -math.log1p(-value),
+_AXES: Mapping[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "linear": (float, float),
+    "log": (math.log, math.exp),
+    "log2": (math.log2, math.exp2),
+    "log_from_1": (lambda value: -math.log1p(-value), lambda place: -math.expm1(-place)),
 }
-_FROM: Mapping[str, Callable[[float], float]] = {
-    "linear": float,
-    "log": math.exp,
-    "log2": math.exp2,
-    "log_from_1": lambda place: -math.expm1(-place),
-}
+"""Each scale's way to its axis and back."""
 
 
 def _ends(name: str, span: Range) -> tuple[float, float]:
     """Return the ends of a range on its axis, half a step wider at each end for whole numbers and exponents."""
-    to, half = _TO[span.scale], 0.5
+    to, half = _AXES[span.scale][0], 0.5
     if span.scale == "log2":
         return to(span.low) - half, to(span.high) + half
     if HYPERPARAMETERS[name].kind is int:
@@ -81,7 +76,7 @@ def _ends(name: str, span: Range) -> tuple[float, float]:
 def _value(name: str, span: Range, place: float) -> int | float:
     if span.scale == "log2":
         return int(min(max(2 ** round(place), span.low), span.high))
-    value = _FROM[span.scale](place)
+    value = _AXES[span.scale][1](place)
     if HYPERPARAMETERS[name].kind is int:
         return int(min(max(round(value), span.low), span.high))
     return min(max(value, span.low), span.high)
@@ -105,7 +100,7 @@ def _around(name: str, span: Dimension, centre: HyperValue, share: float) -> Hyp
     if not isinstance(centre, int | float):
         middle = sum(_ends(name, span)) / 2
     else:
-        middle = _TO[span.scale](min(max(centre, span.low), span.high))
+        middle = _AXES[span.scale][0](min(max(centre, span.low), span.high))
     low, high = _ends(name, span)
     sigma = {
         "linear": LINEAR_SIGMA * (span.high - span.low),
