@@ -12,8 +12,7 @@ STORAGE_HELP = (
 )
 LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
 """Values of `--engine`; the last is followed by a host and a port."""
-_MOST_DIGITS = 9
-"""Longest trial number: databases hold no larger ones."""
+_MOST_DIGITS = 9  # longest trial number: databases hold no larger ones
 
 
 def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:

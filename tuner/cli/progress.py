@@ -70,13 +70,10 @@ def _ignored_full_disk() -> Iterator[None]:
 class _Running:
     """A trial that a worker runs."""
 
-    row: TrialRow
-    """Its row when it started."""
-    printed_at: float
-    """Time of its last line, or of its start."""
+    row: TrialRow  # its row when it started
+    printed_at: float  # time of its last line, or of its start
     stepped: events.TrialStepped | None = None
-    began: float = 0.0
-    """Time of its first report."""
+    began: float = 0.0  # time of its first report
 
     def share(self, spec: StudySpec) -> float:
         """Return the share of its episodes that it has trained on since this start."""
@@ -113,8 +110,7 @@ class StudyProgress:
         self._is_started = False
         self._preparing: events.Preparing | None = None
         self._running: dict[int, _Running] = {}
-        self._best: dict[int, tuple[Rank, str]] = {}
-        """Rank and result within the KL budget, by trial."""
+        self._best: dict[int, tuple[Rank, str]] = {}  # rank and result within the KL budget, by trial
         self._began: tuple[float, float] | None = None
         """Time at which this run's first trial started, and the share of the study done by then."""
         self._evaluation_seconds: float | None = 0.0

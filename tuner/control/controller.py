@@ -52,10 +52,8 @@ class _Running:
     """A trial on a worker."""
 
     config: PPOConfig
-    decision: Decision = NOTHING_DECIDED
-    """On its last report."""
-    wanted: Wanted | None = None
-    """The order that its worker has received."""
+    decision: Decision = NOTHING_DECIDED  # on its last report
+    wanted: Wanted | None = None  # the order that its worker has received
     has_saved: bool = False
 
 
@@ -79,8 +77,7 @@ class TrialLoop:
         self._readings = HeldOutReadings(study, plan)
         self._replay = Replay()
         self._running: dict[int, _Running] = {}
-        self._starting: set[int] = set()
-        """Trials whose checkpoint is being looked up."""
+        self._starting: set[int] = set()  # trials whose checkpoint is being looked up
         self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
         self._stopping: events.Stop | None = None

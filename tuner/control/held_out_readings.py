@@ -14,7 +14,6 @@ from tuner.control.session import OpenStudy
 from tuner.engine.protocol import CheckpointResult, Failed, Message, ReadCheckpoint, Split
 from tuner.judge.best import best_trial, unread
 from tuner.store import TrialRow
-from tuner.store.commands import command
 from tuner.study.status import Role
 
 
@@ -23,10 +22,8 @@ class HeldOutReadings:
 
     def __init__(self, study: OpenStudy, plan: Plan | None) -> None:
         self._study, self._plan = study, plan
-        self._tried: set[tuple[int, int, Split]] = set()
-        """Readings that were started, as (trial, step, split)."""
-        self.running: dict[int, ReadCheckpoint] = {}
-        """Readings under way, keyed by trial."""
+        self._tried: set[tuple[int, int, Split]] = set()  # readings that were started, as (trial, step, split)
+        self.running: dict[int, ReadCheckpoint] = {}  # readings under way, keyed by trial
 
     def due(self, *, is_searched: bool) -> list[ReadCheckpoint]:
         """Return the readings to start; `is_searched`: the study is finished, and its files are settled."""
@@ -85,23 +82,6 @@ def due_readings(study: OpenStudy) -> list[ReadCheckpoint]:
     steps = [(row, row.value_step) for row in unread(study.rows, study.spec.kl_budget)]
     again = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
     return [job for job in (*again, *_missing_readings(study)) if _is_here(job)]
-
-
-def why_unread(study: OpenStudy) -> str | None:
-    """Return why confirming runs will never be read on the test prompts from here, or None."""
-    runs = [row for row in study.rows if row.role is Role.CONFIRM]
-    unread = {job.number for job in _missing_readings(study) if not _is_here(job)}
-    lost = [row for row in runs if row.number in unread]
-    if not lost:
-        return None
-    seeds = len({row.seed for row in runs}) + len({row.seed for row in lost})
-    episodes = lost[0].config["total_episodes"]
-    length = [] if episodes == study.spec.total_episodes else ["--total_episodes", str(episodes)]
-    more_runs = command(["confirm", study.spec.name, "--seeds", str(seeds), *length], study.store)
-    return (
-        f"trial {', '.join(str(row.number) for row in lost)}: not evaluated on the test prompts, "
-        f"since the checkpoint is not in {study.folder}; run the study where it is, or add runs: {more_runs}"
-    )
 
 
 def _missing_readings(study: OpenStudy) -> list[ReadCheckpoint]:

@@ -143,8 +143,7 @@ class OrderDesk:
         """`is_running`: does a worker run a trial; `on_decided` takes each order with the trials that it changed."""
         self._study, self._files, self._limits = study, files, limits
         self._is_running, self._on_decided = is_running, on_decided
-        self._forking: set[int] = set()
-        """Ids of fork orders whose checkpoint is being copied."""
+        self._forking: set[int] = set()  # ids of fork orders whose checkpoint is being copied
 
     def pending(self) -> list[Order]:
         """Return the orders to decide; another setting is decided once this run's own are stored."""

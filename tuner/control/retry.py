@@ -28,8 +28,7 @@ STORE = Policy(first=0.5, longest=30.0)
 """The controller's wait for its store."""
 OUTAGE = Policy(first=10.0, longest=600.0)
 """A trial's wait for what is not its fault, such as a reward's server or a full disk."""
-_SLICE = 0.5
-"""Seconds between two checks whether a stop was asked for."""
+_SLICE = 0.5  # seconds between two checks whether a stop was asked for
 
 
 class Trouble:
@@ -87,10 +86,8 @@ class StoreRetry:
 @dataclass
 class _Waiting:
     trouble: Trouble
-    due: float | None = None
-    """Time of the next retry; None while that is under way."""
-    reached: int = 0
-    """Furthest episode at which it was interrupted."""
+    due: float | None = None  # time of the next retry; None while that is under way
+    reached: int = 0  # furthest episode at which it was interrupted
 
 
 class OutageWatch:

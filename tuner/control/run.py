@@ -15,7 +15,7 @@ from ppo_core.loading.task_file import get_task
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
-from tuner.control.held_out_readings import due_readings, why_unread
+from tuner.control.held_out_readings import due_readings
 from tuner.control.retry import StoreRetry
 from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
 from tuner.control.trial_files import TrialFiles
@@ -152,8 +152,6 @@ def _run_held(
     is_unread = stopped is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
     if stopped is not None and (not finished or is_unread):
         emit(StudyStopped(tally(study.rows, study.spec), stopped.why, stopped.is_deliberate, stopped.paused))
-    elif (unread := why_unread(study)) is not None:
-        emit(StudyWarned(unread))
     return finished
 
 

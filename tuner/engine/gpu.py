@@ -17,8 +17,7 @@ from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 from tuner.environment import to_copy
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-_SEES_SECONDS = 120.0
-"""Timeout for torch to answer: its first import from a network file system is slow."""
+_SEES_SECONDS = 120.0  # timeout for torch to answer: its first import from a network file system is slow
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_SECONDS = 10.0
 _CONTEXT_BYTES = 512 * 2**20

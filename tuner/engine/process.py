@@ -19,10 +19,8 @@ from typing import Any
 from ppo_core.report import NextMove
 from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Job, Lost, Message
 
-_EXIT_SECONDS = 5.0
-"""Time a worker gets to exit once its pipe is closed."""
-_KILL_SECONDS = 20.0
-"""Time a killed worker may take to die: the kernel frees much memory slowly."""
+_EXIT_SECONDS = 5.0  # time a worker gets to exit once its pipe is closed
+_KILL_SECONDS = 20.0  # time a killed worker may take to die: the kernel frees much memory slowly
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Progress bars of libraries (transformers' too) would fill the log file."""
@@ -53,8 +51,7 @@ class WorkerProcess:
         sets for a trial's other processes; `held` are file descriptors to keep open for as long as it lives.
         """
         self.gpu = gpu
-        self.stuck: str | None = None
-        """One line, set if the process cannot be killed."""
+        self.stuck: str | None = None  # one line, set if the process cannot be killed
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
             variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu, SHARED_BY_VARIABLE: str(shared_by)}

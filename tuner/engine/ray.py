@@ -28,12 +28,9 @@ from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seco
 from tuner.engine.ray_cluster import Node, RayCluster, error_line
 from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
 
-_IDLE_SECONDS = 5.0
-"""Time for which an actor without a job keeps its share of the cluster."""
-_TELL_SECONDS = 5.0
-"""Delay before a change in waiting for cluster room is reported."""
-_STARTS = 20
-"""Actor starts to try for a job: Ray may still count on a node that has died."""
+_IDLE_SECONDS = 5.0  # time for which an actor without a job keeps its share of the cluster
+_TELL_SECONDS = 5.0  # delay before a change in waiting for cluster room is reported
+_STARTS = 20  # actor starts to try for a job: Ray may still count on a node that has died
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +49,9 @@ class _Relay:
 
     actor: Any
     share: _Share
-    node: str
-    """Name of the node; empty until Ray reports it."""
-    up: "Future[Any]"
-    """Completes when the actor has its share, or has died."""
-    node_id: str = ""
-    """Empty until it was greeted."""
+    node: str  # name of the node; empty until Ray reports it
+    up: "Future[Any]"  # completes when the actor has its share, or has died
+    node_id: str = ""  # empty until it was greeted
     idle_since: float = 0.0
 
 
@@ -67,14 +61,10 @@ class _Busy:
 
     job: protocol.Job
     relay: _Relay
-    watch: HangTimeout | None = None
-    """None while its actor waits for room in the cluster, or its node is checked."""
-    result: "Future[Any] | None" = None
-    """Result of the latest call to its actor."""
-    starts: int = 1
-    """Actors tried until one came up."""
-    is_first_here: bool = False
-    """True while its node prepares the task for it."""
+    watch: HangTimeout | None = None  # none while its actor waits for room in the cluster, or its node is checked
+    result: "Future[Any] | None" = None  # result of the latest call to its actor
+    starts: int = 1  # actors tried until one came up
+    is_first_here: bool = False  # true while its node prepares the task for it
 
 
 _Result = tuple[_Busy, "Future[Any]"]
@@ -104,15 +94,11 @@ class RayEngine(Engine):
         self._token: Path | None = None
         self._prepares_on = 0
         self._preparation: protocol.PrepareTask | None = None
-        self._prepared: set[str] = set()
-        """Ids of the nodes on which the task is prepared."""
-        self._idle: list[_Relay] = []
-        """Longest idle first."""
+        self._prepared: set[str] = set()  # ids of the nodes on which the task is prepared
+        self._idle: list[_Relay] = []  # longest idle first
         self._busy: list[_Busy] = []
-        self._is_waiting = False
-        """True if the last notice was that jobs wait for room."""
-        self._was_right_at = clock()
-        """Time at which that notice was last true."""
+        self._is_waiting = False  # true if the last notice was that jobs wait for room
+        self._was_right_at = clock()  # time at which that notice was last true
         self._results: SimpleQueue[_Result | None] = SimpleQueue()
         self.resize(needs.workers)
 

@@ -18,12 +18,10 @@ from ppo_core.output import pluralize
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""
 _LOCAL = "local"
-_STORE_BYTES = 80 * 2**20
-"""Size of the object store of a cluster started here; messages are a few kilobytes each."""
+_STORE_BYTES = 80 * 2**20  # size of the object store of a cluster started here; messages are a few kilobytes each
 _CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
 """Total time to retry a connection, and the pause between two tries."""
-_LONGEST = 400
-"""Longest error, in characters, that is shown whole."""
+_LONGEST = 400  # longest error, in characters, that is shown whole
 
 
 @dataclass(frozen=True)

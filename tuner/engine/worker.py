@@ -156,8 +156,7 @@ def _prepare(job: protocol.PrepareTask, controller: ControllerPipe) -> protocol.
     return protocol.Prepared(digests(task, assets, job.value_models))
 
 
-_NOTICE_SECONDS = 2.0
-"""Tolerance: a broken connection may be noticed this much before the death that broke it."""
+_NOTICE_SECONDS = 2.0  # tolerance: a broken connection may be noticed this much before the death that broke it
 
 
 def _supervise(

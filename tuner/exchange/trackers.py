@@ -31,8 +31,7 @@ class StudyTrackers:
         self._events: SimpleQueue[events.Event | None] = SimpleQueue()
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
-        self._runs: dict[tuple[str, int], Tracker] = {}
-        """Runs keyed by tracker and trial; used by the thread alone."""
+        self._runs: dict[tuple[str, int], Tracker] = {}  # runs keyed by tracker and trial; used by the thread alone
 
     def __enter__(self) -> "StudyTrackers":
         if self._names:

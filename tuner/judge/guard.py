@@ -110,8 +110,7 @@ class Guard:
         self._settings, self._kl_budget = settings, kl_budget
         self._state = GuardState.from_dict(extra[GUARD]) if GUARD in extra else GuardState()
         self._watched = WatchState(**extra.get(WATCH, {}))
-        self.is_near_budget = False
-        """True if the policy of the step that was checked last is to be evaluated now."""
+        self.is_near_budget = False  # true if the policy of the step that was checked last is to be evaluated now
 
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""

@@ -212,8 +212,7 @@ class Database:
         self._engine = engine
         self.on_trouble: Trouble = lambda _: False
         """Called when the database is unreachable, full or locked; gives up by default."""
-        self.on_answer: Callable[[], None] = lambda: None
-        """Called whenever the database has answered."""
+        self.on_answer: Callable[[], None] = lambda: None  # called whenever the database has answered
 
     @property
     def url(self) -> URL:
