@@ -80,20 +80,13 @@ class HeldOutReadings:
 def due_readings(study: OpenStudy) -> list[ReadCheckpoint]:
     """Return the jobs for readings that are missing and whose checkpoint is here: again, of the answer, of others."""
     steps = [(row, row.value_step) for row in unread(study.rows, study.spec.kl_budget)]
-    again = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
-    return [job for job in (*again, *_missing_readings(study)) if _is_here(job)]
-
-
-def _missing_readings(study: OpenStudy) -> list[ReadCheckpoint]:
+    jobs = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
     best = best_trial(study.rows, study.spec.kl_budget)
     steps = [] if best is None else [(best, best.value_step)]
     steps += [(row, due_step(row, study.spec)) for row in study.rows if row.role is Role.CONFIRM]
     read = study.store.test_readings([row.id for row, _ in steps])
-    return [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
-
-
-def _is_here(job: ReadCheckpoint) -> bool:
-    return job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()
+    jobs += [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
+    return [job for job in jobs if job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()]
 
 
 def _reading(study: OpenStudy, row: TrialRow, step: int, split: Split = "test") -> ReadCheckpoint:

@@ -19,7 +19,7 @@ from sqlalchemy import JSON, Boolean, ColumnElement, Connection, Float, Integer,
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.exchange import SUFFIXES
 from tuner.store import Store, schema
-from tuner.store.bulk import chunks, snapshot, stream
+from tuner.store.bulk import chunks, snapshot
 from tuner.store.schema import SCHEMA_VERSION
 
 FORMAT = "PPO Tuner study"
@@ -119,14 +119,14 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     is_own = trials.c.study_id == study_id
     columns: list[ColumnElement[Any]] = [trials.c[name] for name in TRIALS.fields]
     query = select(*columns).where(is_own).order_by(trials.c.number)
-    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, query))}
+    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, chunks(connection, query))}
     for layout, table in zip(OF_TRIALS, schema.OF_TRIALS.values(), strict=True):
         key = [column for column in table.primary_key if column.name != "trial_id"]
         columns = [trials.c.number.label("trial"), *(table.c[name] for name in layout.fields if name != "trial")]
         query = select(*columns).join_from(trials, table).where(is_own).order_by(trials.c.number, *key)
-        rows[layout.name] = _write_table(folder, layout, fmt, stream(connection, query))
+        rows[layout.name] = _write_table(folder, layout, fmt, chunks(connection, query))
     columns = [orders.c[name] for name in ORDER_FIELDS]
-    placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
+    placed = connection.execute(select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -136,13 +136,13 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
         **{name: study[name] for name in STUDY_FIELDS},
         "spec": study["spec"],
         "rows": rows,
-        "orders": list(placed),
+        "orders": [dict(row) for row in placed.mappings()],
     }
     (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
     return rows
 
 
-def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
+def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[list[Row]]) -> int:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -152,7 +152,7 @@ def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]
     path = folder / table.file(fmt)
     count = 0
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
-        for chunk in chunks(rows):
+        for chunk in rows:
             for row in chunk:
                 # In ASCII, which can also hold half a UTF-16 pair.
                 row |= {

@@ -86,20 +86,10 @@ RECIPES: Mapping[str, PublishedRecipe] = {
         learning_rate=3e-6, value_learning_rate=3e-6, batch_size=512, mini_batch_size=512, num_ppo_epochs=4,
         kl_coef=0.05, lam=0.95, cliprange_value=0.2, vf_coef=0.1, temperature=0.7, missing_eos_penalty=1.0,
     ),
-    "n_details": _recipe(
-        "Huang et al. 2024, arXiv 2403.17031 (summarize_from_feedback_details): TL;DR, 1B to 6.9B",
-        learning_rate=3e-6, value_learning_rate=3e-6, adam_epsilon=1e-5, batch_size=512, mini_batch_size=512,
-        num_ppo_epochs=4, kl_coef=0.05, lam=0.95, cliprange_value=0.2, vf_coef=0.1, temperature=0.7,
-        missing_eos_penalty=1.0,
-    ),
     "ziegler_sentiment": _recipe(
         "Ziegler et al. 2019, arXiv 1909.08593 (openai/lm-human-preferences): sentiment, 774M",
         learning_rate=1e-5, value_learning_rate=1e-5, batch_size=512, mini_batch_size=512, num_ppo_epochs=4,
         kl_coef=0.15, kl_target=6.0, kl_horizon=10_000, vf_coef=0.1, temperature=0.7,
-    ),
-    "ziegler_tldr": _recipe(
-        "Ziegler et al. 2019, arXiv 1909.08593 (openai/lm-human-preferences): TL;DR, 774M",
-        learning_rate=2e-6, batch_size=32, mini_batch_size=32, num_ppo_epochs=4, kl_coef=0.03, temperature=0.7,
     ),
     "stiennon": _recipe(
         "Stiennon et al. 2020, arXiv 2009.01325: TL;DR, 1.3B",
@@ -127,11 +117,6 @@ RECIPES: Mapping[str, PublishedRecipe] = {
         "Zheng et al. 2023, arXiv 2307.04964 (PPO-max, MOSS-RLHF): 7B; its KL coefficient is 0.01 to 0.1",
         learning_rate=5e-7, value_learning_rate=1.5e-6, batch_size=128, mini_batch_size=32, lam=0.95, vf_coef=1.0,
         temperature=0.8,
-    ),
-    "trlx_hh": _recipe(
-        "trlx (CarperAI, 2023), examples/hh: 125M",
-        learning_rate=8e-6, value_learning_rate=8e-6, batch_size=128, mini_batch_size=32, num_ppo_epochs=4,
-        kl_coef=0.05, kl_target=6.0, lam=0.95, vf_coef=1.0,
     ),
 }  # fmt: skip
 
