@@ -117,8 +117,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 }
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-RESUMABLE = ("demo", "run", "confirm")
-"""Commands that resume when run again after an interruption."""
+RESUMABLE = ("demo", "run", "confirm")  # commands that resume when run again after an interruption
 
 
 def main(argv: Sequence[str] | None = None) -> int:

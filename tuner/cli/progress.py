@@ -32,8 +32,7 @@ from tuner.study.status import Role
 READINGS = {"objective/scores": "reward", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 """Metrics shown of a running trial, with their labels."""
 BAR = 24
-LINE_SECONDS = 60.0
-"""Interval of the lines on a running trial if the output is not a terminal."""
+LINE_SECONDS = 60.0  # interval of the lines on a running trial if the output is not a terminal
 
 
 class _DiskTolerantStream:

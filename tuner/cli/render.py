@@ -41,8 +41,7 @@ from tuner.store import Order, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 
-VALUES_A_TABLE = 8
-"""Hyperparameters in a table for a terminal: about a hundred columns wide."""
+VALUES_A_TABLE = 8  # hyperparameters in a table for a terminal: about a hundred columns wide
 CURVE_ROWS = 12
 STYLES = {
     Status.WAITING: "cyan",

@@ -231,8 +231,7 @@ def headline_of(store: Store, view: StudyView) -> Headline | None:
     return None if trial is None else headlines(store, view, [trial])[trial.number]
 
 
-Doubt = tuple[str, tuple[str, ...]]
-"""A sentence, and the words of the command that settles it, if any."""
+Doubt = tuple[str, tuple[str, ...]]  # A sentence, and the words of the command that settles it, if any
 
 
 def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one: result.Confirmed) -> Iterator[Doubt]:

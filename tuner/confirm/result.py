@@ -45,8 +45,7 @@ MOST_SEEDS = 40
 """Most seeds of a configuration that are ever advised."""
 WORTH = 0.1
 """Least difference worth more seeds, as a share of what training gains."""
-POWER = 0.8
-"""Probability with which the advised seeds show such a difference."""
+POWER = 0.8  # probability with which the advised seeds show such a difference
 LEAST_READ = 0.5
 """Configurations with fewer than this share of the most seeds rank last."""
 

@@ -41,10 +41,8 @@ from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
 ORDERED = "stopped by an order"
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
-RENEW_SECONDS = 5.0
-"""Interval between renewals of the lease."""
-ORDER_SECONDS = 1.0
-"""Longest wait for a worker, so that orders are answered in time."""
+RENEW_SECONDS = 5.0  # interval between renewals of the lease
+ORDER_SECONDS = 1.0  # longest wait for a worker, so that orders are answered in time
 
 
 @dataclass

@@ -134,8 +134,7 @@ class OutageWatch:
 
 RETRIES = 2
 """Resumptions of a trial whose worker died, or that raised an unexpected error."""
-SAME_IN_A_ROW = 3
-"""Consecutive failures for the same cause that stop the study."""
+SAME_IN_A_ROW = 3  # consecutive failures for the same cause that stop the study
 _NUMBER = re.compile("[0-9]+")
 
 

@@ -2,13 +2,11 @@
 
 | a trial                               | keeps                                                               |
 |---------------------------------------|---------------------------------------------------------------------|
-| runs or waits, or a person paused it  | its newest two, its best within the KL budget, and up to 3 more     |
-|                                       | that are its best for other budgets                                 |
-| has ended                             | its newest, its best, and its part of the study's front             |
+| runs or waits, or a person paused it  | its newest two, its best in the KL budget, 3 best for other budgets |
+| has ended                             | its newest, its best, and its part of the study's front, 8 at most  |
 
-A fork also keeps the checkpoint that it started from. The first row is the job of the
-trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted
-here, and the study's front is later chosen from the ones it kept. The front has at most 8 checkpoints.
+A fork also keeps the checkpoint that it started from. The first row is the job of the trial's worker
+(`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted here, and the front is chosen from them later.
 """
 
 import logging

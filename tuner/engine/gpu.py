@@ -1,9 +1,8 @@
 """This machine's GPUs: list those that torch sees, and share one among several workers.
 
-Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their
-kernels run side by side; without it they take turns (docs.nvidia.com/deploy/mps). Each worker's memory is capped at
-its share, so that a growing trial does not starve its neighbours. A CUDA error ends its own process; MPS reports it to
-the others on that GPU, too, and trials that this ends resume from their checkpoints.
+Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their kernels
+run side by side (docs.nvidia.com/deploy/mps). Each worker's memory is capped at its share, so that a growing trial does
+not starve its neighbours. A CUDA error ends its process; with MPS also the others', which resume from checkpoints.
 """
 
 import os

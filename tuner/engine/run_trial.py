@@ -29,8 +29,7 @@ from tuner.judge.guard import Guard
 from tuner.study.status import Reason
 from tuner.study.study_file import import_object
 
-LONGEST_STEP = "longest_step"
-"""Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
+LONGEST_STEP = "longest_step"  # key in a checkpoint's `extra` of the trial's longest step so far, in seconds
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
 MOST = 2**31 - 1

@@ -1,18 +1,11 @@
 """A study in a storage of Optuna's own, for optuna-dashboard and Optuna's command line. No torch.
 
-It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
-all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
-exported as the sampler reads it (see `tuner.search.optuna_trials`; trials that are not the search's own are FAIL),
-except that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
-constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
-within the KL budget. So of the search's own trials
-
-- each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
-- each other COMPLETE one has a constraint over 0.
-
-In three cases Optuna names another trial: if a fork is the best one, if second readings chose another than the highest
-value, or if several share that, of which ours is the reference or has the lowest KL. The study's user attribute
-`best_trial` is always the number of ours.
+All trials are added through Optuna's public interface, in order, so they keep their numbers. One that has not ended is
+RUNNING. One that has is as the sampler reads it (see `tuner.search.optuna_trials`; those that are not the search's own
+are FAIL), except that Optuna's best trial, the COMPLETE one of the highest value whose constraints are at most 0, must
+be ours. So of the search's own trials each that is eligible as our best is COMPLETE with such a constraint, however it
+ended, and each other COMPLETE one has a constraint over 0. Optuna names another one still if a fork is the best, if
+second readings chose another than the highest value, or if several share that: the user attribute `best_trial` is ours.
 
 Intermediate values are the eval reward by episode. Optuna has one series per trial, so the eval KL by episode is the
 user attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.

@@ -16,8 +16,7 @@ from tuner.study.spec import StudySpec
 
 SEVERAL_AT_ONCE = ("tensorboard", "trackio", "wandb")
 """The trackers that keep several runs of one process apart."""
-END_SECONDS = 60.0
-"""Time that a study waits in the end for what trackers still have to send."""
+END_SECONDS = 60.0  # time that a study waits in the end for what trackers still have to send
 
 
 class StudyTrackers:

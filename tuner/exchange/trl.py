@@ -14,8 +14,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tuner.exchange.table import IN_REWARD, Ours, Row, Table, identity
 
-Theirs = Mapping[str, Any]
-"""Values by TRL's fields; nested keys are joined by dots."""
+Theirs = Mapping[str, Any]  # values by TRL's fields; nested keys are joined by dots
 _PASS, _PASSES, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"
 _MARKS = {"num_ppo_epochs", "kl_coef", "cliprange", "vf_coef", "lam", _STEPS, "response_length", "missing_eos_penalty",
           "reward_model_path", "sft_model_path", "num_sample_generations", "total_episodes"}  # fmt: skip

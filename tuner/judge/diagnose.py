@@ -47,14 +47,10 @@ SCORES_STD = "objective/scores_std"
 NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, RETURN_STD, SCORES_STD, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
-FEWEST = 2
-"""Fewest iterations for a reading, however short the run: one batch may be odd."""
-LATEST = 1 / 3
-"""Share of the run's iterations of whose last ones a reading is the median."""
-GOAL, SLOPE = 0.78, 0.8
-"""Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
-LEAST_EVALUATIONS = 4
-"""Fewest evaluations for a statement on how the rise of a run goes on."""
+FEWEST = 2  # fewest iterations for a reading, however short the run: one batch may be odd
+LATEST = 1 / 3  # share of the run's iterations of whose last ones a reading is the median
+GOAL, SLOPE = 0.78, 0.8  # target for the final KL as a share of the budget; slope of log KL in log β, negated
+LEAST_EVALUATIONS = 4  # fewest evaluations for a statement on how the rise of a run goes on
 NEAR = 1.3
 """Values within this factor of each other count as the same."""
 

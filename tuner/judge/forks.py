@@ -1,12 +1,9 @@
 """Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
 A fork's folder begins with a copy of its parent's checkpoint, so it resumes like any interrupted trial, but with
-another config. Each hyperparameter declares if a checkpoint fixes it; `PPOTrainer.restore` documents how the
-others take effect. Counted from the beginning, a fork is a run in stages (see `ppo_core.config.stages`): its
-parent's, then its own.
-
-The guard keeps its memory of the parent (first readings, highest KL, evidence), since the fork's curve up to there is
-its parent's. Only its patience restarts: the changed values get steps of their own to correct what the old ones broke.
+another config. Each hyperparameter declares if a checkpoint fixes it; `PPOTrainer.restore` documents how the others
+take effect. Counted from the beginning, a fork is a run in stages: its parent's (`ppo_core.config.stages`), then its
+own. The guard remembers the parent's curve, and only its patience restarts: the changed values get steps of their own.
 """
 
 from collections.abc import Mapping, Sequence

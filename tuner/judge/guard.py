@@ -202,10 +202,8 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)
 
 
-MOST_EXTRA = 4
-"""Extra evaluations allowed a trial."""
-AHEAD = 5 / 3
-"""Evaluation intervals ahead for which a rise of the KL is extrapolated."""
+MOST_EXTRA = 4  # extra evaluations allowed a trial
+AHEAD = 5 / 3  # evaluation intervals ahead for which a rise of the KL is extrapolated
 SMOOTHING = 1 / 3
 """Share of an evaluation interval whose mean KL is a reading, and in which a change of it loses half its weight."""
 

@@ -18,10 +18,8 @@ from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
-LEAST_VIOLATION = -5.0
-"""Least log ratio of KL to KL budget that the sampler is told: less is as good as none."""
-BROKEN_VIOLATION = 1.0
-"""Log ratio that stands for a run that broke."""
+LEAST_VIOLATION = -5.0  # least log ratio of KL to KL budget that the sampler is told: less is as good as none
+BROKEN_VIOLATION = 1.0  # log ratio that stands for a run that broke
 MOST_ON_FRONT = 8
 """Number of checkpoints of a study kept for being on its front."""
 

@@ -1,12 +1,11 @@
 """Decide which trial of a study runs next, and when the study is finished, from its spec and its trials alone.
 
 Every trial runs whole: trials that keep their own pace stand at about the same KL, and nothing early in a run tells
-which will be the best. A trial starts while the budget has room for one of full length; one that ended earlier is
-charged what it used. With a budget in time one starts until the trials have taken that. A search ends before its budget
-is spent where another trial is not worth its cost (`tuner.search.worth`), and where its space has no other point.
+which will be the best. A trial starts while the budget has room for one of full length, or is not spent if it is a
+time; one that ended earlier is charged what it used. A search ends before its budget is spent where another trial is
+not worth its cost (`tuner.search.worth`), and where its space has no other point.
 
-No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
-study's trials are in order of their numbers, which start at 0 and have no gaps.
+The same trials, in order of their numbers, give the same choice, so a killed study continues as it would have.
 """
 
 import math
@@ -23,8 +22,7 @@ from tuner.study.status import Origin, Status
 
 Rows = Sequence[TrialRow]
 
-MOST_MERGED = 8
-"""Most points of a search that are the same configuration: mini-batches are at most their batch."""
+MOST_MERGED = 8  # most points of a search that are the same configuration: mini-batches are at most their batch
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,12 @@ MEANING = (
 )
 LEAST = 10
 """Fewest trials for which importances are given: shares of fewer are chance."""
-BEST_SHARE, LEAST_BEST = 0.25, 5
-"""The best quarter of trials, and at least five, is compared with all."""
+BEST_SHARE, LEAST_BEST = 0.25, 5  # the best quarter of trials, and at least five, is compared with all
 RESAMPLES = 40
 """Bootstrap resamples, and shuffled outcomes."""
 MOST = 500
 """Most trials that are read: more hardly change the shares, and take a minute."""
-LOW, HIGH = 0.1, 0.9
-"""Quantiles of the resamples between which a share likely lies."""
+LOW, HIGH = 0.1, 0.9  # quantiles of the resamples between which a share likely lies
 COLUMNS = (
     "share: this hyperparameter's part of the total importance.",
     f"likely: where the share falls in {HIGH - LOW:.0%} of bootstrap resamples of the trials, widened to contain the "
@@ -48,8 +46,7 @@ COLUMNS = (
     f"as {RESAMPLES} are drawn and the real outcome counts as one.",
 )
 """Description of a table of importances' columns, one line each."""
-CHANCE = 0.025
-"""Largest share of shuffled outcomes that may reach a number called more than chance."""
+CHANCE = 0.025  # largest share of shuffled outcomes that may reach a number called more than chance
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
-CONSTRAINT = "kl"
-"""Its name in Optuna; the value is log(KL / budget), see `tuner.judge.scoring.violation`."""
+CONSTRAINT = "kl"  # its name in Optuna; the value is log(KL / budget), see `tuner.judge.scoring.violation`
 
 
 @dataclass(frozen=True)

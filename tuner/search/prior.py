@@ -23,14 +23,10 @@ from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tuner.study.space import Search
 
-AROUND = 0.75
-"""Share of the first trials drawn around the centre."""
-LOG_SIGMA = 1.2
-"""Standard deviation of the natural logarithm: half of all lie within a factor of 2.2."""
-LINEAR_SIGMA = 0.25
-"""Standard deviation as a share of the range."""
-LOG2_SIGMA = 1.0
-"""Standard deviation of the binary logarithm."""
+AROUND = 0.75  # share of the first trials drawn around the centre
+LOG_SIGMA = 1.2  # standard deviation of the natural logarithm: half of all lie within a factor of 2.2
+LINEAR_SIGMA = 0.25  # standard deviation as a share of the range
+LOG2_SIGMA = 1.0  # standard deviation of the binary logarithm
 
 Values = Mapping[str, HyperValue]
 

@@ -27,8 +27,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import PRUNER, Origin, Reason, Status
 from tuner.study.study_file import PRUNERS
 
-PERCENTILE = 25.0
-"""Percentage of trials that "percentile" keeps: the best of those compared at the same episode."""
+PERCENTILE = 25.0  # percentage of trials that "percentile" keeps: the best of those compared at the same episode
 
 
 def why_pruned(

@@ -13,8 +13,7 @@ from tuner.store import schema
 from tuner.store.connect import Database, store_error
 from tuner.store.rows import StudyRow
 
-CHUNK = 1000
-"""Rows held in memory at a time."""
+CHUNK = 1000  # rows held in memory at a time
 _NOT_COPIED = (
     *("id", "lease_token", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at"),
     "folder",

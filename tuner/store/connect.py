@@ -23,12 +23,9 @@ from tuner.store import schema
 from tuner.store.rows import Lease
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
 
-CONNECT_SECONDS = 10
-"""Timeout of a connection to PostgreSQL, unless the URL has a `connect_timeout` of its own."""
-LOCK_SECONDS = 10
-"""Timeout of a statement that waits for another process's lock; it may be tried again."""
-IDLE_SECONDS = 60
-"""PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody."""
+CONNECT_SECONDS = 10  # timeout of a connection to PostgreSQL, unless the URL has a `connect_timeout` of its own
+LOCK_SECONDS = 10  # timeout of a statement that waits for another process's lock; it may be tried again
+IDLE_SECONDS = 60  # PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody
 
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_STATE, _STARTED = 0, 19
-"""Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
+_STATE, _STARTED = 0, 19  # positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)
 
 
 @dataclass(frozen=True)

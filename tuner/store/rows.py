@@ -12,10 +12,8 @@ from ppo_core.report import EvalReadings, Sample, TokenReadings
 from tuner.store.processes import ProcessKey, is_alive
 from tuner.study.status import Origin, Reason, Role, Status, Wanted
 
-TOKEN_DIGITS = 4
-"""Significant digits of a token's readings, which are only looked at."""
-READING_DIGITS = 7
-"""Significant digits of an evaluation's readings per prompt: single precision."""
+TOKEN_DIGITS = 4  # significant digits of a token's readings, which are only looked at
+READING_DIGITS = 7  # significant digits of an evaluation's readings per prompt: single precision
 
 _TOKEN_NUMBERS = tuple(field.name for field in fields(TokenReadings) if field.name != "texts")
 

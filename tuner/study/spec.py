@@ -49,8 +49,7 @@ _PLAIN_KEYS = (
 )
 """Keys of a study file that are fields of `StudySpec` as they are."""
 
-ValueSource = Literal["TRL", "task", "study"]
-"""Source of a value: TRL's default, the task's reference, or the study."""
+ValueSource = Literal["TRL", "task", "study"]  # source of a value: TRL's default, the task's reference, or the study
 
 
 @dataclass(frozen=True)
