@@ -107,7 +107,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     if kept:
         out.print("Checkpoints kept:")
     for episode, path in kept.items():
-        out.print(f"  episode {episode}: {render.place(path)}", soft_wrap=True)
+        out.print(f"  episode {episode}: {render.shown_path(path)}", soft_wrap=True)
     for line in render.sample_lines(store.samples([trial.id])):
         out.print(line)
 

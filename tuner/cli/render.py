@@ -292,7 +292,7 @@ def _asked(order: Order) -> dict[str, Any]:
 def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
     """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
     kept = checkpoint.kept
-    where = f"not kept here ({kept.why_not})." if kept.path is None else place(kept.path)
+    where = f"not kept here ({kept.why_not})." if kept.path is None else shown_path(kept.path)
     return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {where}"
 
 
@@ -305,11 +305,11 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
     for point, *estimates in zip(points, *both, strict=True):
         reward, kl = (plus_minus(one.mean, one.se, each) for one, each in zip(estimates, places, strict=True))
         budget = fixed(point.budget, places[1])
-        table.add_row(budget, reward, kl, str(point.trial), str(point.step), place(point.path))
+        table.add_row(budget, reward, kl, str(point.trial), str(point.step), shown_path(point.path))
     return table
 
 
-def place(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return a path as short as possible for copying."""
     return plain(str(shortened(path)))
 

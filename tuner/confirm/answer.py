@@ -303,7 +303,7 @@ def _confirm(view: StudyView, done: result.Confirmation, seeds: int, newer: Tria
     """Return the command words that run what was confirmed, or only a newer trial, on so many seeds."""
     numbers = {one.trial.number for one in done.configurations} if newer is None else {newer.number}
     ranked = enumerate(candidates((*view.trials, *view.confirming), view.spec), start=1)
-    top = max((place for place, trial in ranked if trial.number in numbers), default=0)
+    top = max((rank for rank, trial in ranked if trial.number in numbers), default=0)
     given = {
         "--top": top if newer or top > DEFAULT_TOP else None,
         "--seeds": seeds if seeds != DEFAULT_SEEDS else None,

@@ -112,7 +112,7 @@ class Gauntlet:
     def left(self) -> list[int]:
         """Number of configurations before the first gate and after each one, up to the last that any came to."""
         reached = max((len(row.readings) for row in self.rows), default=0)
-        return [len(self.rows), *(sum(row.passed > place for row in self.rows) for place in range(reached))]
+        return [len(self.rows), *(sum(row.passed > gate for row in self.rows) for gate in range(reached))]
 
     @property
     def line(self) -> str:

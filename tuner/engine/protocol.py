@@ -188,13 +188,13 @@ class Failed:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
-        place = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
+        where = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
         return cls(
             message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
             is_outage=is_outage(error),
-            cause=" at ".join(filter(None, (type(first).__name__, place))),
+            cause=" at ".join(filter(None, (type(first).__name__, where))),
         )
 
 

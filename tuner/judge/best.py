@@ -85,7 +85,7 @@ def unread(trials: Sequence[TrialRow], kl_budget: float) -> list[TrialRow]:
     order = ranked(trials, kl_budget)
     if len(order) < 2 or any(trial.reread_step is not None and trial.reread_reward is None for trial in trials):
         return []
-    chosen = [trial for place, trial in enumerate(order) if place < TOP or trial.origin is Origin.REFERENCE]
+    chosen = [trial for rank, trial in enumerate(order) if rank < TOP or trial.origin is Origin.REFERENCE]
     return [trial for trial in chosen if trial.reread_step != trial.value_step]
 
 

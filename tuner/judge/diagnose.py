@@ -394,7 +394,7 @@ def diagnose(course: Course) -> list[Diagnosis]:
 def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
     """Return each diagnosis with True if an earlier one advises the same change."""
     changes = [diagnosis.advice for diagnosis in diagnoses]
-    return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(diagnoses)]
+    return [(diagnosis, diagnosis.advice in changes[:index]) for index, diagnosis in enumerate(diagnoses)]
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:

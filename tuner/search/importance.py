@@ -102,7 +102,7 @@ def importances(
     Of more than `MOST`, as many spread evenly over them are read. The same trials and seed give the same numbers.
     """
     if len(trials) > MOST:
-        trials = [trials[place] for place in np.linspace(0, len(trials) - 1, MOST).astype(int)]
+        trials = [trials[index] for index in np.linspace(0, len(trials) - 1, MOST).astype(int)]
     space = sampler_space(spec.search)
     read = [read_by_sampler(spec.search, row.params) or {} for row in trials]
     reports = [OptunaReport(TrialState.COMPLETE, row.value or 0.0) for row in trials]

@@ -54,7 +54,7 @@ _AXES: Mapping[str, tuple[Callable[[float], float], Callable[[float], float]]] =
     "linear": (float, float),
     "log": (math.log, math.exp),
     "log2": (math.log2, math.exp2),
-    "log_from_1": (lambda value: -math.log1p(-value), lambda place: -math.expm1(-place)),
+    "log_from_1": (lambda value: -math.log1p(-value), lambda point: -math.expm1(-point)),
 }
 """Each scale's way to its axis and back."""
 
@@ -69,10 +69,10 @@ def _ends(name: str, span: Range) -> tuple[float, float]:
     return to(span.low), to(span.high)
 
 
-def _value(name: str, span: Range, place: float) -> int | float:
+def _value(name: str, span: Range, point: float) -> int | float:
     if span.scale == "log2":
-        return int(min(max(2 ** round(place), span.low), span.high))
-    value = _AXES[span.scale][1](place)
+        return int(min(max(2 ** round(point), span.low), span.high))
+    value = _AXES[span.scale][1](point)
     if HYPERPARAMETERS[name].kind is int:
         return int(min(max(round(value), span.low), span.high))
     return min(max(value, span.low), span.high)

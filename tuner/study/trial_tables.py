@@ -191,13 +191,13 @@ def read_baseline(content: Mapping[str, Any], where: str) -> dict[str, HyperValu
     Raises:
         ConfigError: a value is not allowed, there is none, or it is one of those that all trials share.
     """
-    place = f"{where}: baseline"
-    values = read_fixed(checks.table(content.get("baseline", {}), place), place)
+    at = f"{where}: baseline"
+    values = read_fixed(checks.table(content.get("baseline", {}), at), at)
     if "baseline" in content and not values:
-        raise ConfigError(f"{place}: it states nothing, so it is the same as trial 0, the reference")
+        raise ConfigError(f"{at}: it states nothing, so it is the same as trial 0, the reference")
     for name in RUN_LENGTH:
         if name in values:
-            raise ConfigError(f"{place}.{name}: it is the same in all trials of a study; set it in [fixed]")
+            raise ConfigError(f"{at}.{name}: it is the same in all trials of a study; set it in [fixed]")
     return values
 
 
@@ -210,17 +210,17 @@ def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> t
     names = content.get("warm_start", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f'{where}: warm_start = {names!r} is not allowed; expected a list of names such as ["trl"]')
-    place = f"{where}: warm_start"
+    at = f"{where}: warm_start"
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise ConfigError(f'{place}: "{name}" is listed twice')
+            raise ConfigError(f'{at}: "{name}" is listed twice')
         if name == f"{STUDY}{study}":
-            raise ConfigError(f'{place}: "{name}" is this study; name an earlier one')
+            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
         if name.startswith(STUDY):
-            matching(name.removeprefix(STUDY), NAME, f"{place}: {STUDY}NAME with NAME")
+            matching(name.removeprefix(STUDY), NAME, f"{at}: {STUDY}NAME with NAME")
         elif name not in RECIPES:
             there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
-            raise ConfigError(f'{place}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
+            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
     return tuple(names)
 
 
@@ -234,23 +234,23 @@ def read_starts(
     """
     settled, requested = [], []
     for number, values in enumerate(_tables(content, "start", where)):
-        place = f"{where}: start {number}"
-        table = dict(checks.table(values, place))
+        at = f"{where}: start {number}"
+        table = dict(checks.table(values, at))
         if "moved_from" in table:
-            moved_from = read_fixed(checks.table(table.pop("moved_from"), place), f"{place}.moved_from")
+            moved_from = read_fixed(checks.table(table.pop("moved_from"), at), f"{at}.moved_from")
             source = table.pop("warm_start", "")
-            settled.append(replace(read_trial(table, fixed, place), source=source, moved_from=moved_from))
+            settled.append(replace(read_trial(table, fixed, at), source=source, moved_from=moved_from))
             continue
-        start = read_trial(table, fixed, place)
+        start = read_trial(table, fixed, at)
         allowed = dict.fromkeys((*search, *OF_A_SCHEDULE))
         for name in start.params:
             if name not in allowed:
                 hint = nearest(name, allowed)
-                raise ConfigError(f"{place}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
+                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
         try:
             inside = clip_to_space(start.params, search, start.label)
         except ConfigError as error:
-            raise ConfigError(f"{place}.{error}") from None
+            raise ConfigError(f"{at}.{error}") from None
         requested.append(replace(inside, params={**start.params, **inside.params}))
     return settled, requested
 
