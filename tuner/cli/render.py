@@ -14,22 +14,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ppo_core import output
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
-from ppo_core.output import (
-    KL_UNIT,
-    NOTHING,
-    decimals,
-    fixed,
-    measured,
-    params_line,
-    plain,
-    pluralize,
-    plus_minus,
-    reward_texts,
-    short,
-)
+from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, plain, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval
 from tuner.environment import shortened
@@ -75,7 +64,7 @@ def trial_line(headline: Headline) -> str:
         f"{trial.seconds:>5.0f} s",
         _reason(trial),
         _marked_label(trial),
-        lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
+        lineage(trial) if trial.role is Role.CONFIRM else output.params_line(trial.params),
     )
     return "  ".join(filter(None, parts))
 
@@ -371,7 +360,7 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
     last = max(row["step"] for row in rows)
     lines = [Text(f"Samples at step {last}", style="bold")]
     shown = [row for row in rows if row["step"] == last][:most]
-    rewards = reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
+    rewards = output.reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
     for row, reward in zip(shown, rewards, strict=True):
         numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {pluralize(row['length'], 'token')}"
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))

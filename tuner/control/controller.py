@@ -31,7 +31,7 @@ from tuner.engine.base import Engine, JobId
 from tuner.files import trial_log
 from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
-from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
+from tuner.search.choose import Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
@@ -241,23 +241,21 @@ class TrialLoop:
         return True
 
     def _start_trials(self) -> None:
+        study = self._study
         while self._engine.free > len(self._starting) and not self._is_stopping():
-            chosen = choose(self._study.spec, self._study.rows, self._taken())
+            chosen = choose(study.spec, study.rows, self._taken())
             if chosen is None:
                 break
-            row = self._row_of(chosen)
+            if isinstance(chosen, Resume):
+                row = study.rows[chosen.number]
+            else:
+                trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
+                row = study.put(study.store.add_trial(study.lease, trial))
             if row.wanted is not None:
                 self._ends.apply_orders(row)
                 continue
             self._starting.add(row.number)
             self._files.prepare_resume(row, partial(self._begin, row.number))
-
-    def _row_of(self, chosen: Resume | New) -> TrialRow:
-        study = self._study
-        if isinstance(chosen, Resume):
-            return study.rows[chosen.number]
-        trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
-        return study.put(study.store.add_trial(study.lease, trial))
 
     def _taken(self) -> Set[int]:
         """Return the numbers of trials that are running, being read, or about to start."""

@@ -19,32 +19,16 @@ from tuner.judge import hacking
 from tuner.judge.hacking import Finding, Step, values
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
-from tuner.study import study_file
-from tuner.study.rules import (
-    EARLY,
-    HEALTH,
-    KL,
-    KL_STEP,
-    LENGTH,
-    RETURN_STD,
-    RETURNS,
-    ROUNDING,
-    RULES,
-    SIGNS,
-    STRAIGHT,
-    WANTED_KL_STEP,
-    Blame,
-    Rule,
-    blame_of,
-    knob_of,
-)
+from tuner.study import rules, study_file
+from tuner.study.rules import KL, KL_STEP, RULES, SIGNS, Blame, Rule, blame_of, knob_of
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
-HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
+HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in rules.HEALTH))
 SCORES_STD = "objective/scores_std"
-NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, RETURN_STD, SCORES_STD, *HEALTH_METRICS)
+_RUN = (KL, "objective/kl_coef", KL_STEP, rules.WANTED_KL_STEP, rules.RETURN_STD, SCORES_STD)
+NEEDED = (*hacking.NEEDED, *_RUN, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
 FEWEST = 2  # fewest iterations for a reading, however short the run: one batch may be odd
@@ -136,7 +120,7 @@ class Course:
     @cached_property
     def kl_step(self) -> float:
         """KL step over the wanted one, the median of the last third of the run; NaN: none is wanted, or too early."""
-        shares = [row[KL_STEP] / row[WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
+        shares = [row[KL_STEP] / row[rules.WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
         is_early = len(shares) < self.window(SIGNS["kl_step_low"].after)
         return math.nan if is_early else statistics.median(shares[-max(FEWEST, len(shares) // 3) :])
 
@@ -145,7 +129,7 @@ class Course:
         """Standard deviation of the scores that β weighed the KL against in the first batch; NaN: unknown."""
         if self.checked.has_unitless_beta:
             return 1.0
-        stds = values(self.steps, RETURN_STD) or values(self.steps, SCORES_STD)
+        stds = values(self.steps, rules.RETURN_STD) or values(self.steps, SCORES_STD)
         return stds[0] if stds else math.nan
 
     @cached_property
@@ -169,7 +153,7 @@ class Course:
     @cached_property
     def readings(self) -> list[Measurement]:
         """Readings of all signs of health, in declared order."""
-        return [self._reading(SIGNS[name]) for name in HEALTH]
+        return [self._reading(SIGNS[name]) for name in rules.HEALTH]
 
     def _reading(self, sign: Rule) -> Measurement:
         numbers = self._numbers(sign)
@@ -187,12 +171,13 @@ class Course:
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     def _numbers(self, sign: Rule) -> list[float]:
-        metric, needed = str(sign.metric), {RETURNS: RETURN_STD, STRAIGHT: LENGTH}.get(sign.relative_to)
+        needed = {rules.RETURNS: rules.RETURN_STD, rules.STRAIGHT: rules.LENGTH}.get(sign.relative_to)
+        metric = str(sign.metric)
         rows = [row for row in self.steps if row["step"] > 0 and hacking.is_measured(row, metric)]
         if needed is None:
             return values(rows, metric)
         pairs = [(row[metric], row[needed]) for row in rows if hacking.is_measured(row, needed) and row[needed] > 0]
-        if sign.relative_to == STRAIGHT:
+        if sign.relative_to == rules.STRAIGHT:
             per_response = self.spec.kl_budget / self.checked.num_iterations() ** 2
             return [per_token * length / per_response for per_token, length in pairs]
         return [loss / max(std**2, pairs[0][0]) for loss, std in pairs]
@@ -267,7 +252,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
     share = course.over_limit_at
-    if share is not None and share <= course.window(EARLY) / course.checked.num_iterations():
+    if share is not None and share <= course.window(rules.EARLY) / course.checked.num_iterations():
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
@@ -286,7 +271,8 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.blame != "idle" and not is_stuck:
         return None
     used = highest / course.spec.kl_budget
-    how = f"{used:.0%} of the budget of {course.spec.kl_budget:g}" if used > ROUNDING else "the policy hardly moved"
+    share = f"{used:.0%} of the budget of {course.spec.kl_budget:g}"
+    how = share if used > rules.ROUNDING else "the policy hardly moved"
     text = f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: {how}."
     best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
     coef *= course.spread if course.checked.normalize_kl_coef else 1.0
@@ -374,7 +360,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
     kl_too_high,
     kl_step_off,
     kl_stuck,
-    *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in HEALTH)),
+    *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in rules.HEALTH)),
     broke,
     reward_hacked,
     stable_but_slow,

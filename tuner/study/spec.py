@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
@@ -36,30 +36,20 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coe
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 _PLAIN_KEYS = (
-    "name",
-    "task",
-    "trainer",
-    "trials",
-    "budget",
-    "stop_early",
-    "seed",
-    "device",
-    "gpus_per_trial",
-    "pruner",
+    *("name", "task", "trainer", "trials", "budget", "stop_early", "seed", "device", "gpus_per_trial", "pruner"),
 )
 """Keys of a study file that are fields of `StudySpec` as they are."""
 
 ValueSource = Literal["TRL", "task", "study"]  # source of a value: TRL's default, the task's reference, or the study
 
 
-@dataclass(frozen=True)
-class SpecChanges:
-    """Differences between a study file and the stored study that it resumes."""
+class SpecChanges(NamedTuple):
+    """Differences between a study file and the stored study that it resumes, one line each."""
 
-    allowed: list[str] = field(default_factory=list)
-    """Changes that take effect, one line each."""
-    refused: list[str] = field(default_factory=list)
-    """Changes that would mix two experiments, one line each."""
+    allowed: Sequence[str] = ()
+    """Changes that take effect."""
+    refused: Sequence[str] = ()
+    """Changes that would mix two experiments."""
 
 
 @dataclass(frozen=True)

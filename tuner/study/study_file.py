@@ -9,16 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ppo_core.config import checks, declare
+from ppo_core.config import checks, declare, hyperparameters
 from ppo_core.config.checks import Bounds
-from ppo_core.config.hyperparameters import (
-    HYPERPARAMETERS,
-    MAKES_INERT,
-    PPOConfig,
-    default_kl_step,
-    inert,
-    require_name,
-)
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, MAKES_INERT, PPOConfig, inert, require_name
 from ppo_core.config.lookup import import_module, user_path
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.errors import ConfigError, TaskError, nearest
@@ -227,7 +220,7 @@ def pace(
 def reference_kl_step(task: Task, fixed: Mapping[str, declare.HyperValue]) -> float:
     """Return the KL step of the reference where nothing states one, as a share of the KL target."""
     length = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
-    return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+    return hyperparameters.default_kl_step(PPOConfig.from_dict(length).num_iterations())
 
 
 def beta_of_best(spread: float, kl_budget: float) -> float:
