@@ -235,14 +235,11 @@ class StudyProgress:
         self._rank(row)
 
     def _say_trial(self, row: TrialRow, count: str) -> None:
-        """Print a trial's line, cut to a terminal's width: `show` has all of it."""
-        is_terminal = self._out.is_terminal
-        text = Text(count + render.trial_line(Headline(row, None)), style=render.STYLES[row.status])
-        self._out.print(text, soft_wrap=not is_terminal, no_wrap=is_terminal, overflow="ellipsis")
+        self.say(count + render.trial_line(Headline(row, None)), render.STYLES[row.status])
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, style: str = "") -> None:
         """Print a line that stays."""
-        self._out.print(Text(line), soft_wrap=not self._out.is_terminal)
+        self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
 
     def _view(self) -> Group:
         """Return the live view: the study's progress, each running trial, and the best one so far."""

@@ -1,10 +1,9 @@
 """A study's answer for a KL budget: what to do, the evidence, gains, at most one doubt, and the launch command.
 
 Every command, page and export that recommends a launch uses `of_study`, and prints its lines. The answer is what a
-whole confirmation on fresh seeds chose (see `tuner.confirm.result`): a configuration that beats the reference, else the
-reference. Without one, or under a KL budget other than the study's, it is the best trial of the search, whose best few
-are read once more (see `tuner.judge.best`). A trial that the search found later is named as a doubt, and takes no place
-before it is confirmed.
+whole confirmation on fresh seeds chose (`tuner.confirm.result`): a configuration that beats the reference, else the
+reference. Without one, or under another KL budget than the study's, it is the best trial of the search, the best few
+read once more (`tuner.judge.best`). A trial that the search found later is a doubt before it is confirmed.
 """
 
 from __future__ import annotations

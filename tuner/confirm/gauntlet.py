@@ -8,9 +8,8 @@ The gates, in order, and what stops a trial at one:
     hacking        nothing: it is read, and drawn as close where it is a caution
     fresh seeds    it is not better than the reference (without one: than all others)
 
-Which configurations go on and which one wins is decided elsewhere (`tuner.confirm`, `tuner.confirm.answer`). One that
-goes on has passed the gates before, whatever its later steps did: how a trial ended does not matter where its best
-checkpoint is sound. The answer, once confirmed, has passed all of them.
+Which go on and which one wins is decided elsewhere (`tuner.confirm.plan`, `tuner.confirm.answer`). One that goes on has
+passed the gates before, whatever its later steps did. The answer, once confirmed, has passed all of them.
 """
 
 import math

@@ -140,7 +140,7 @@ class TrialLoop:
         if self._stopping is None:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
-                self._study.store.show_stopping(self._study.lease)
+                self._study.store.update_study(self._study.lease, stopping_at=time.time())
                 self._emit(events.StudyStopping(len(self._running), self._stopping.why))
         return self._stopping is not None
 

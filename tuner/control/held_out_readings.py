@@ -1,8 +1,7 @@
 """Readings after the search: its best few again on the eval prompts, answer and confirming runs on the test prompts.
 
-The highest of many readings is high by luck, even on prompts that no trial learned from. So the best few are read once
-more with fresh draws before one of them is chosen (see `tuner.judge.best`). What is chosen is read once on prompts that
-played no part in any choice.
+The highest of many readings is high by luck, so the best few are read once more with fresh draws before one of them is
+chosen (`tuner.judge.best`). What is chosen is read once on prompts that played no part in any choice.
 """
 
 from collections.abc import Iterable

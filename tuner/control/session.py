@@ -1,7 +1,6 @@
-"""A study held by this process, with its lease, its folder, and its spec: what file, flags, orders and trials say.
+"""A study held by this process: its lease, its folder, and its spec, by what file, flags, orders and trials say.
 
-Settled starts are stored in place of the names in `warm_start`, so that neither new ranges nor a new best trial of an
-earlier study changes one that has run.
+Settled starts are stored in place of the names in `warm_start`: no new range or best trial changes one that has run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """What a report means for its trial, and how a trial ends or is paused: in the store, in its log and as an event."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ppo_core.report import NextMove
 from tuner.control.events import Emit, TrialEnded, TrialSetAside
@@ -58,8 +59,7 @@ class TrialEnds:
         trial_log.note(self._study.trial_folder(number), line)
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """The next move for a trial after a report, with its reason."""
 
     action: NextMove = NextMove.GO_ON

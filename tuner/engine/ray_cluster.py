@@ -96,11 +96,7 @@ class _WithoutRay:
 
 
 def _connect(address: str, **options: Any) -> None:
-    """Connect to a cluster, retrying while a node that has only just started is not ready.
-
-    Raises:
-        ConfigError: nobody listens at the address, or connecting fails for `_CONNECT_SECONDS`.
-    """
+    """Connect, retrying while a node that has just started is not ready; ConfigError: nobody listens, or time is up."""
     until = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:

@@ -1,8 +1,8 @@
 """The worker process: prepares tasks and runs trials for the controller, one at a time.
 
-It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
-engine ends it, since the error may have left the device unusable. It never touches the store or the sampler, and
-imports torch only if the trainer does. Its output and its children's is appended to the log of the trial it runs.
+It is kept from trial to trial, with the trainer's module imported and its models cached; after an error the engine ends
+it. It never touches the store or the sampler, and imports torch only if the trainer does. Its output and its children's
+is appended to the log of the trial it runs.
 """
 
 import ctypes

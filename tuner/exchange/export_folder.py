@@ -1,8 +1,8 @@
 """Export a study as a folder of plain files, as of one moment; the folder appears only when complete.
 
-It holds `study.json` and five tables, in one of two formats. Tables have the store's columns, in its order; trials
-are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In CSV
-every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
+It holds `study.json` and five tables, in one of two formats, with the store's columns; trials are named by number.
+Times are seconds since the epoch (UTC), durations seconds. In CSV every text is quoted, so that an empty one
+(`""`) differs from a missing value (nothing).
 """
 
 import json

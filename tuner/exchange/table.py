@@ -39,11 +39,11 @@ def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
 
 def per_prompt(ours: str, theirs: str) -> Row:
     """Return the row of a size that they count in prompts."""
-    return Row(
-        ours,
-        theirs,
-        lambda size, values: None if size % values["num_generations"] else size // values["num_generations"],
-    )
+
+    def prompts(size: int, values: Ours) -> int | None:
+        return None if size % values["num_generations"] else size // int(values["num_generations"])
+
+    return Row(ours, theirs, prompts)
 
 
 def pair(first: str, second: str, theirs: str) -> tuple[Row, Row]:

@@ -1,9 +1,8 @@
 """Importance of hyperparameters for reward and for KL, and its uncertainty.
 
-PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) measures for each
-hyperparameter how much its values among the best trials differ from those among all. It gives a number for any
-data, so two checks accompany it: the spread of the shares when trials are resampled (bootstrap), and the numbers for
-shuffled outcomes, on which no hyperparameter has an effect.
+PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it) measures for each hyperparameter how much its values
+among the best trials differ from those among all. It gives a number for any data, so two checks accompany it: the
+spread of the shares when trials are resampled (bootstrap), and the numbers for shuffled outcomes, which have no effect.
 """
 
 import warnings

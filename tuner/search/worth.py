@@ -28,9 +28,7 @@ LEAST_GAIN = 0.005
 
 
 def outlook(rows: Sequence[TrialRow]) -> tuple[float, float] | None:
-    """Return what a search has gained over the SFT policy, and what another trial is expected to add, in reward; None:
-    too few of its trials have ended with a value.
-    """
+    """Return what a search has gained, and what another trial is expected to add, in reward; None: too few values."""
     own = [row for row in rows if row.informs_sampler and row.origin in (Origin.REFERENCE, Origin.SAMPLED)]
     ended = [row for row in own if row.status.is_final]
     valued = [row for row in ended if row.value is not None and row.baseline is not None and is_sound(row)]

@@ -130,11 +130,6 @@ class Studies(Database):
     def renew(self, lease: Lease) -> None:
         self._write(lease, lambda _: None)
 
-    def show_stopping(self, lease: Lease) -> None:
-        """Record that the controller stops once each running trial has finished its step."""
-        query = update(schema.studies).where(schema.studies.c.id == lease.study_id)
-        self._write(lease, lambda connection: connection.execute(query.values(stopping_at=now(connection))))
-
     def release(self, lease: Lease) -> None:
         """Release the lease, if still held. The host stays known."""
         table = schema.studies

@@ -7,7 +7,7 @@ recipe has the searchable values that its source states; the reference fills in 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppo_core.config import checks
 from ppo_core.config.declare import RUN_LENGTH, Choices, Dimension, HyperValue
@@ -66,8 +66,7 @@ class ListedTrial:
         return {**named, **moved, **self.params}
 
 
-@dataclass(frozen=True)
-class PublishedRecipe:
+class PublishedRecipe(NamedTuple):
     """Published hyperparameters."""
 
     source: str
