@@ -24,7 +24,7 @@ from tuner.confirm.result import Interval
 from tuner.environment import shortened
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference
-from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
+from tuner.judge.results import FrontPoint, Source, StudyView, value_sources
 from tuner.judge.scoring import ends_within
 from tuner.store import Order, TrialRow
 from tuner.study.spec import StudySpec
@@ -79,11 +79,6 @@ def _number(headline: Headline) -> str:
 def _places_of(numbers: Sequence[Headline]) -> tuple[int, int]:
     rewards = decimals([each.reward for each in numbers], [each.trial.value_se for each in numbers])
     return rewards, decimals(kl for each in numbers for kl in (each.kl, each.trial.end_kl))
-
-
-def at_kl(kl: Measured | None) -> str:
-    """Return ` at a KL of 1.94 ± 0.08 nats/response`; empty if it is unknown."""
-    return "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
 
 
 def study_line(view: StudyView) -> str:
