@@ -30,7 +30,7 @@ def place(args: argparse.Namespace) -> int:
         orders.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         order = _decided(store, view, order)
-        is_held = store.study(view.row.name).has_controller
+        has_controller = store.study(view.row.name).has_controller
     if args.json:
         print(output.dumps(order_data(order)))
     if order.state is OrderState.REFUSED:
@@ -41,7 +41,7 @@ def place(args: argparse.Namespace) -> int:
         print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
     else:
         run = command(["run", view.row.name], store)
-        print(f"Order {order.id} waits: {orders.why_waiting(is_held, run)}")
+        print(f"Order {order.id} waits: {orders.why_waiting(has_controller, run)}")
     return EXIT_OK
 
 

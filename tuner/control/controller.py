@@ -216,8 +216,8 @@ class TrialLoop:
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._readings.add_confirming_runs()
-        is_held = not is_paused and self._outages.is_waiting(self._study.rows)
-        if not (is_paused or is_held):
+        has_outage = not is_paused and self._outages.is_waiting(self._study.rows)
+        if not (is_paused or has_outage):
             self._start_trials()
             self._start_readings()
         if self._running or (self._readings.running and not self._is_stopping()):
@@ -225,7 +225,7 @@ class TrialLoop:
             return True
         if self._starting or self._files.work.is_busy:  # a fork's checkpoint may be copied, and add a trial
             return True
-        if is_held and not self._is_stopping():
+        if has_outage and not self._is_stopping():
             return True
         if self._is_stopping() or not is_paused or (self._is_finished() and not self._due_readings()):
             left = tuple(row.number for row in paused(self._study.spec, self._study.rows))

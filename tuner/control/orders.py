@@ -124,9 +124,10 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
     forks.check(parent.config, values, episode or 0)
 
 
-def why_waiting(is_held: bool, go_on: str) -> str:
+def why_waiting(has_controller: bool, go_on: str) -> str:
     """Return why an order is still undecided; `go_on` is the command that runs its study."""
-    return "the controller has not read it yet" if is_held else f"nothing runs the study; to carry it out: {go_on}"
+    why = "the controller has not read it yet"
+    return why if has_controller else f"nothing runs the study; to carry it out: {go_on}"
 
 
 class OrderDesk:

@@ -43,12 +43,12 @@ class WorkerProcess:
         gpu: str | None = None,
         shared_by: int = 1,
         launch: Mapping[str, str] | None = None,
-        held: Sequence[int] = (),
+        inherited: Sequence[int] = (),
     ) -> None:
         """Start the process; see `tuner.engine.worker.main`.
 
         `gpu` is as CUDA_VISIBLE_DEVICES names it, for `shared_by` workers; `launch` has the variables that a launcher
-        sets for a trial's other processes; `held` are file descriptors to keep open for as long as it lives.
+        sets for a trial's other processes; `inherited` are file descriptors to keep open for as long as it lives.
         """
         self.gpu = gpu
         self.stuck: str | None = None  # one line, set if the process cannot be killed
@@ -59,13 +59,13 @@ class WorkerProcess:
         self.pipe: connection.Connection[Any, Message]
         self.pipe, theirs = multiprocessing.Pipe()
         self._all_dead, write_end = os.pipe()  # ends when the process and those of its trial are dead
-        held = [write_end, *held]
+        inherited = [write_end, *inherited]
         # No multiprocessing.Process: that one is reaped whenever another starts, and waited for without end at exit.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, held)],
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, inherited)],
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,  # which ends when this process does: its guard waits for that
-            pass_fds=[theirs.fileno(), *held],
+            pass_fds=[theirs.fileno(), *inherited],
             start_new_session=True,  # so that it has a group, and no terminal that could interrupt it or its children
         )
         self._pidfd = _pidfd(self._process.pid)

@@ -68,19 +68,19 @@ class ControllerPipe:
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]", held: Sequence[int]) -> None:
-    """Do the jobs from the pipe until it closes, keeping the file descriptors in `held` open."""
+def main(pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]", inherited: Sequence[int]) -> None:
+    """Do the jobs from the pipe until it closes, keeping the file descriptors in `inherited` open."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
-    for each in (pipe.fileno(), *held):
+    for each in (pipe.fileno(), *inherited):
         os.set_inheritable(each, False)
-    for each in held:  # a child may outlive this process
+    for each in inherited:  # a child may outlive this process
         os.register_at_fork(after_in_child=partial(os.close, each))
     _end_with_controller()
     line_buffer_output()
     faulthandler.enable()
     controller = ControllerPipe(pipe)
     while True:
-        controller.emit(_carry_out(controller.next_job(), controller, held))
+        controller.emit(_carry_out(controller.next_job(), controller, inherited))
         _free_memory()
 
 
@@ -93,14 +93,14 @@ def _end_with_controller() -> None:
     os.close(nothing)
 
 
-def _carry_out(job: protocol.Job, controller: ControllerPipe, held: Sequence[int]) -> protocol.Message:
+def _carry_out(job: protocol.Job, controller: ControllerPipe, inherited: Sequence[int]) -> protocol.Message:
     """Do a job and return its last message; an error of the task or the trainer becomes a `Failed`."""
     _begin_log(job)
     try:
         if isinstance(job, protocol.PrepareTask):
             return _prepare(job, controller)
         if job.ranks > launched.size():
-            return _supervise(job, controller, held)
+            return _supervise(job, controller, inherited)
         if isinstance(job, protocol.ReadCheckpoint):
             return read_checkpoint(job)
         return run_trial(job, controller.ask, lambda phase: controller.emit(protocol.Entered(phase)))
@@ -160,7 +160,7 @@ _NOTICE_SECONDS = 2.0  # tolerance: a broken connection may be noticed this much
 
 
 def _supervise(
-    job: protocol.TrialSpec | protocol.ReadCheckpoint, controller: ControllerPipe, held: Sequence[int]
+    job: protocol.TrialSpec | protocol.ReadCheckpoint, controller: ControllerPipe, inherited: Sequence[int]
 ) -> protocol.Message:
     """Run a job on several processes, as their controller, and return its last message; if one fails, all are ended."""
     count, port = str(job.ranks), str(_free_port())
@@ -169,7 +169,7 @@ def _supervise(
     try:
         for rank in range(job.ranks):
             launch = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(WorkerProcess(job.threads, launch=launch, held=held))
+            ranks.append(WorkerProcess(job.threads, launch=launch, inherited=inherited))
             ranks[rank].give(job)
         while True:
             ends = {each.end_signal for each in ranks}

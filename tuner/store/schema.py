@@ -64,7 +64,7 @@ _SQL: Mapping[Any, Any] = {
 """The columns' types by those of a row's fields; all others are text."""
 
 
-def _columns(row: type, *own: sa.Column[Any], without: Collection[str] = ()) -> list[sa.Column[Any]]:
+def _columns(row: Any, *own: sa.Column[Any], without: Collection[str] = ()) -> list[sa.Column[Any]]:
     """Return the columns of the rows that are read as a dataclass, one per field; `own` ones are as given."""
     given, hints = {column.name: column for column in own}, get_type_hints(row)
     columns = []

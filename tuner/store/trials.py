@@ -48,9 +48,9 @@ class Trials(Database):
     """The store's trials."""
 
     def trials(self, study: StudyRow) -> list[TrialRow]:
-        table, is_held = schema.trials, study.has_controller
+        table, has_controller = schema.trials, study.has_controller
         query = select(table).where(table.c.study_id == study.id).order_by(table.c.number)
-        return self._read(lambda connection: [_trial_row(row, is_held) for row in connection.execute(query)])
+        return self._read(lambda connection: [_trial_row(row, has_controller) for row in connection.execute(query)])
 
     def trial(self, study: StudyRow, number: int) -> TrialRow:
         """Return one trial, or raise StudyError saying which numbers there are."""
@@ -302,11 +302,11 @@ def step_columns(report: StepReport) -> dict[str, Any]:
     return columns | {"extra": extra or None}
 
 
-def _trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
-    """Convert a row of the trials table; `is_held`: a controller runs its study."""
+def _trial_row(row: Row[Any], has_controller: bool = True) -> TrialRow:
+    """Convert a row of the trials table; `has_controller`: a controller runs its study."""
     values = row._mapping
     typed = {name: None if values[name] is None else convert(values[name]) for name, convert in _TYPES.items()}
-    return TrialRow(**{**values, **typed}, is_interrupted=not is_held and typed["status"] is Status.RUNNING)
+    return TrialRow(**{**values, **typed}, is_interrupted=not has_controller and typed["status"] is Status.RUNNING)
 
 
 def _to_reason(stored: Mapping[str, Any]) -> Reason:
