@@ -264,7 +264,7 @@ def read_search(
 def extreme(dimension: declare.Dimension, which: Literal["low", "high"]) -> declare.HyperValue:
     """Return the lowest or highest value of a dimension; of choices without an order, the first."""
     if not isinstance(dimension, declare.Choices):
-        return getattr(dimension, which)  # type: ignore[no-any-return]
+        return dimension.low if which == "low" else dimension.high
     numbers = [value for value in dimension.values if is_number(value)]
     if len(numbers) < len(dimension.values):
         return dimension.values[0]
