@@ -192,7 +192,7 @@ def _study_keys() -> Iterator[str]:
     for title, values in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         yield f"`{title}` is one of:"
         yield _table((title, "meaning"), _named(values))
-    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER), ("pruner", study_file.PRUNER)):
+    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
         yield f"Keys of `[{title}]`:"
         yield _table(("key", "meaning"), _named(keys))
 

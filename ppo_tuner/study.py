@@ -22,7 +22,7 @@ from ppo_core.output import console
 from ppo_core.tasks import skeleton
 from ppo_tuner import given
 from ppo_tuner.training import TrainedRun, flags, launched, train_keywords
-from tuner.cli import manage, report, run, storage
+from tuner.cli import manage, report, run
 from tuner.cli.main import build_parser
 from tuner.confirm.answer import of_study
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan
@@ -34,7 +34,7 @@ from tuner.exchange.trainers import write
 from tuner.files import folder as study_folder
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
-from tuner.store.commands import command, storage_flags
+from tuner.store.commands import command, opened, storage_flags
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import NAME, TOP_LEVEL, matching
 
@@ -232,7 +232,7 @@ class Study:
 
     @contextmanager
     def _read(self) -> Iterator[tuple[Store, StudyView]]:
-        with storage.opened(self._storage) as store:
+        with opened(self._storage) as store:
             yield store, read_study(store, self.name)
 
     def __repr__(self) -> str:
@@ -334,7 +334,7 @@ def _own_task(name: str, where: str | None, asked: Mapping[str, Any]) -> Path:
     """
     folder, has_trials = RUNS_FOLDER / name, False
     try:
-        with storage.opened(where) as store:
+        with opened(where) as store:
             known = next((row for row in store.studies() if row.name == name), None)
             if known is not None:
                 folder, has_trials = study_folder.own_folder(known) or folder, bool(store.trials(known))

@@ -9,7 +9,6 @@ from pathlib import Path
 PROG = "ppo-tuner"
 
 STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
-"""Default for `--storage`."""
 TOKEN_VARIABLE = "PPO_TUNER_DASHBOARD_TOKEN"
 """Passes the token to the dashboard's server; its arguments would be readable by every user of the machine."""
 TOKEN_PARAMETER = "token"
@@ -20,7 +19,6 @@ READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
 RUNS_FOLDER = Path("runs")
 """Folder for checkpoints of trials, and default output of `train`."""
 STUDY_FILE = "study.toml"
-"""File name of a study in a folder of its own."""
 
 
 def existing(path: Path) -> Path:

@@ -1,18 +1,12 @@
 """Who may place orders: the token and read-only; and the command that starts a server with safe settings."""
 
 import ast
-import io
 import os
 import re
-import stat
-import subprocess
 import tomllib
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
 import streamlit as st
@@ -215,41 +209,6 @@ def test_a_read_only_server_has_no_token(
     _, environment = become("--read-only")
     assert environment[READ_ONLY_VARIABLE] == "1" and TOKEN_VARIABLE not in environment
     assert "token" not in capsys.readouterr().out
-
-
-def test_a_browser_is_opened_without_the_link_in_anybodys_arguments(
-    become: Callable[..., tuple[list[str], dict[str, str]]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Opener(io.StringIO):
-        def close(self) -> None:
-            given.append(self.getvalue())
-
-    given: list[Any] = []
-
-    def start(arguments: list[str], **_how: Any) -> Any:
-        given.append(arguments)
-        return type("Process", (), {"stdin": Opener()})
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    become("--open")
-    link = capsys.readouterr().out.split()[1]
-    assert given[1] == link and "token=" not in " ".join(given[0])
-
-    opened = []
-
-    def look(address: str) -> None:
-        path = Path(unquote(urlsplit(address).path))
-        opened.append((path, stat.S_IMODE(path.stat().st_mode), path.read_text()))
-
-    monkeypatch.setattr(webbrowser, "open", look)
-    monkeypatch.setattr(command, "_listens", lambda _port: True)
-    monkeypatch.setattr(command, "FILE_SECONDS", 0.0)
-    command.open_link("http://127.0.0.1:8501/?token=it&x=1")
-    [(path, mode, text)] = opened
-    assert mode == 0o600 and "url=http://127.0.0.1:8501/?token=it&amp;x=1" in text and "token" not in str(path)
-    assert not path.exists()
 
 
 def test_a_plain_streamlit_run_has_the_same_safe_settings() -> None:

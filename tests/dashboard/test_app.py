@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_while_the_first_trial_runs_the_page_names_it_as_the_one_that_leads(tmp_
 def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:
     path, live = tmp_path / "store.db", fake_store.COURSES[13]
     with closing(fake_store.build(path, courses=(live, live, live), held=True)) as store:
-        store.show_stopping(Lease(store.study(STUDY).id, 1))
+        store.update_study(Lease(store.study(STUDY).id, 1), stopping_at=time.time())
         change(path, "UPDATE ppo_trials SET wanted = 'stop' WHERE number = 0")
         change(path, "UPDATE ppo_trials SET status = 'waiting' WHERE number = 2")
         change(path, "DELETE FROM ppo_steps WHERE trial_id = (SELECT id FROM ppo_trials WHERE number = 2)")

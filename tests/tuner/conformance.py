@@ -173,7 +173,7 @@ def _says_what_failed(driver: _Driver) -> None:
     driver.start(trainer="out_of_memory")
     failed = driver.hear()[0][-1]
     assert isinstance(failed, Failed) and failed.out_of_memory, f"an error is reported, not {failed}"
-    assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB" and "quick_trainer.py" in failed.traceback
+    assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB"
     driver.start(1)
     assert driver.hear()[1][-1] == Ended(), "another trial runs after an error"
 

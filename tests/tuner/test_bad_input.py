@@ -261,7 +261,7 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ("trials = 8", f"trials = 1{'0' * 5000}", "not valid TOML"),
     ("trials = 8", f"trials = {'[' * 9000}", "not valid TOML"),
     ("seed = 3", "seed = -1", "seed = -1 | a whole number in [0, 4294967295]"),
-    ("seed = 3", 'seed = 3\npruner = "medain"', "pruner.name = 'medain' | hyperband | did you mean \"median\""),
+    ("seed = 3", 'seed = 3\npruner = "medain"', "pruner = 'medain' | hyperband | did you mean \"median\""),
     ("seed = 3", "seed = 3\nwarm_start = [1]", "warm_start = [1] | a list of names"),
     ("seed = 3", 'seed = 3\nwarm_start = ["tlr"]', 'warm_start: unknown recipe "tlr" | did you mean "trl"'),
     ("seed = 3", 'seed = 3\nwarm_start = ["trl", "trl"]', 'warm_start: "trl" is listed twice'),

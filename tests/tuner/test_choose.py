@@ -15,8 +15,8 @@ from ppo_core.report import NextMove, StepReport
 from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.arguments import budget
-from tuner.control.decision import guarded
 from tuner.control.events import TrialStarted
+from tuner.control.trial_ends import guarded
 from tuner.engine.protocol import Stepped
 from tuner.judge.scoring import charged_seconds, tally
 from tuner.search.choose import New, Resume, choose, is_finished

@@ -63,11 +63,8 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     assert re.search(r"6 +failed +- +- ", rows["6"])
     assert re.search(r"7 +interrupted +0\.500 ± 0\.030 +1\.00 ", rows["7"])
     assert re.search(r"\* 2 +completed .*leads", stdout)
-    assert "2 of 8 trials were pruned by the guard for KL blow-up" in stdout
-    assert "(kl_limit): trial 4; " in stdout
-    assert "Improvement on the SFT baseline: +1.750 ± 0.040 reward" in stdout
+    assert "+1.750 ± 0.040 over the SFT policy" in stdout
     assert re.search(r"learning_rate +0\.0005 +\* searched", stdout)
-    assert re.search(r"Trial 0 is the reference\. TRL's values: num_ppo_epochs=4", stdout)
 
 
 def test_show_trial_tells_reason_evidence_curve_and_samples(ppo_tuner: Invoke, made: str) -> None:

@@ -20,7 +20,6 @@ from ppo_core.report import NextMove, StepReport
 from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
-from tuner.control.trial_files import fork_copy
 from tuner.engine.protocol import Ended, Stepped, TrialSpec
 from tuner.engine.run_trial import run_trial
 from tuner.files.folder import prepare_resume
@@ -157,25 +156,6 @@ def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a.txt is damaged where it is copied from"):
         fork_files(tmp_path / "3" / "step-000006", tmp_path / "7")
     assert list((tmp_path / "7").iterdir()) == []
-
-
-def test_a_checkpoint_removed_while_it_is_copied_is_replaced_by_a_newer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = tmp_path / "3"
-    save(parent, 6)
-    copy = checkpoint.copy
-
-    def removed_meanwhile(*given: Any, **named: Any) -> None:
-        if (parent / "step-000006").exists():
-            save(parent, 8)
-            checkpoint.remove(parent / "step-000006")
-        copy(*given, **named)
-
-    monkeypatch.setattr(checkpoint, "copy", removed_meanwhile)
-    point = fork_copy(parent, tmp_path / "fork-1", CONFIG, {"kl_coef": 0.1}, None)
-    assert (point.step, point.episode) == (8, 128)
-    assert checkpoint.complete(tmp_path / "fork-1") == [point.files] == [tmp_path / "fork-1" / "step-000008"]
 
 
 def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:

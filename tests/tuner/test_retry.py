@@ -248,12 +248,14 @@ def test_what_fails_while_a_user_handles_an_outage_is_no_outage() -> None:
         assert not Failed.of(error).is_outage and not Failed.of(outer).is_outage
 
 
-def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
+def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words(tmp_path: Path) -> None:
     log = "=== 2026-11-28T12:00:00Z attempt\nCUDA error: no kernel\n--- 2026-11-28T12:01:00Z worker lost"
     reason = lost_reason("exit code 1", 2, log)
     assert reason.message == "worker lost after 2 retries: exit code 1; the last it printed: CUDA error: no kernel"
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
-    error = error_reason(Failed("ValueError: no", "Traceback"), Path("runs/x/error.txt"), log)
-    assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)
-    unplaced = error_reason(Failed("node 10.0.0.7 lacks it", "Traceback"), None)
+    file = tmp_path / "log.txt"
+    unplaced = error_reason(Failed("node 10.0.0.7 lacks it"), file)
+    file.write_text(log)
+    error = error_reason(Failed("ValueError: no"), file, log)
+    assert (error.message, error.log) == (f"ValueError: no (traceback in {file})", log)
     assert (unplaced.message, unplaced.cause) == ("node 10.0.0.7 lacks it", "node #.#.#.# lacks it")

@@ -184,14 +184,14 @@ def test_a_start_that_states_beta_alone_has_it_fixed_whatever_target_the_study_h
 
 def test_of_a_recipe_only_what_is_searched_is_taken() -> None:
     """Not its rate and β: the trial finds its own."""
-    study = spec(**PACED, warm_start=["openrlhf", "ziegler_tldr"])
+    study = spec(**PACED, warm_start=["openrlhf", "instructgpt"])
     assert study.starts == () and study.notes[0].endswith("is the same as trial 0, the reference")
-    study = spec(search={"kl_step": "advised", "lam": "advised"}, warm_start=["openrlhf", "ziegler_tldr"])
+    study = spec(search={"kl_step": "advised", "lam": "advised"}, warm_start=["openrlhf", "instructgpt"])
     (start,) = study.starts
     assert study.config(study.params_with(start.params)).keeps_kl_step and start.params == {"lam": 0.9999}
     assert study.notes == (
         'start "openrlhf": lam 1 moved to 0.9999',
-        'start "ziegler_tldr" is left out: it states nothing that is searched',
+        'start "instructgpt" is left out: it states nothing that is searched',
     )
 
 

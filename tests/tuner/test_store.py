@@ -50,7 +50,7 @@ def test_a_lease_is_given_once_until_it_is_released(store: Store) -> None:
     assert store.study("a").has_controller
     with pytest.raises(StudyError, match=f'study "a" is run by process {os.getpid()} on {socket.gethostname()}'):
         store.acquire("a")
-    store.show_stopping(lease)
+    store.update_study(lease, stopping_at=time.time())
     assert store.study("a").is_stopping
     store.release(lease)
     assert not store.study("a").has_controller and not store.study("a").is_stopping

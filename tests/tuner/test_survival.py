@@ -97,7 +97,7 @@ def test_a_trial_that_fails_time_after_time_costs_no_other(tmp_path: Path, train
     assert failed.reason is not None and failed.reason.rule == rule and cause in failed.reason.message
     if rule == "error":
         assert cause in failed.reason.log
-        assert "quick_trainer.py" in (tmp_path / "runs/quick/0/error.txt").read_text()
+        assert "quick_trainer.py" in (tmp_path / "runs/quick/0/log.txt").read_text()
 
 
 @pytest.mark.slow

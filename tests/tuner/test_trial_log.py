@@ -4,7 +4,6 @@ import argparse
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.tuner import engine_trainers, made_study
 from tests.tuner.quick_study import MODULE
 from tests.tuner.test_engine import own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
-from tuner.cli import logs
+from tuner.cli import read
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
@@ -134,21 +133,6 @@ def test_the_last_words_are_the_last_attempts_own(log: str, words: str) -> None:
     assert trial_log.last_words(log) == words
 
 
-def test_a_follower_reads_on_across_split_characters(tmp_path: Path) -> None:
-    path = trial_log.path_of(tmp_path)
-    follower = trial_log.Follower(tmp_path)
-    assert follower.read() == ""
-    log = path.open("ab", buffering=0)
-    log.write("one β"[:5].encode()[:-1])
-    assert follower.read() == "one "
-    log.write("β".encode()[1:])
-    assert follower.read() == "β"
-    log.write(b" two")
-    assert follower.read() == " two"
-    assert follower.read() == ""
-    log.close()
-
-
 # The command
 
 
@@ -164,20 +148,15 @@ def study(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
     store.close()
 
 
-def arguments(store: Store, trial: int = 7, **changes: Any) -> argparse.Namespace:
-    given = {"storage": str(store.url.database), "study": made_study.NAME, "trial": trial}
-    return argparse.Namespace(**(given | {"follow": False, "lines": None} | changes))
+def arguments(store: Store, trial: int = 7) -> argparse.Namespace:
+    return argparse.Namespace(storage=str(store.url.database), study=made_study.NAME, trial=trial)
 
 
-def test_a_log_is_printed_whole_or_its_end_escaped(
-    study: tuple[Store, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_is_printed_whole_and_escaped(study: tuple[Store, Path], capsys: pytest.CaptureFixture[str]) -> None:
     store, folder = study
     trial_log.note(folder / "7", "begins")
     with trial_log.path_of(folder / "7").open("a") as log:
         log.write("one\n\x1b[2Jtwo\nthree\n")
-    assert logs.logs(arguments(store)) == 0
+    assert read.logs(arguments(store)) == 0
     whole = capsys.readouterr().out.splitlines()
     assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]
-    assert logs.logs(arguments(store, lines=2)) == 0
-    assert capsys.readouterr().out == "\\x1b[2Jtwo\nthree\n"

@@ -18,7 +18,7 @@ from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOut
 from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.control.decision import answer, guarded
+from tuner.control.trial_ends import answer, guarded
 from tuner.engine.protocol import (
     Checkpointed,
     CheckpointResult,
@@ -377,10 +377,9 @@ def raised(error: Exception) -> Exception:
         return caught
 
 
-def test_a_failure_is_told_in_one_line_with_the_end_of_its_traceback() -> None:
+def test_a_failure_is_told_in_one_line() -> None:
     failed = Failed.of(raised(RuntimeError("\n  no room\nfor this")))
     assert failed.message == "RuntimeError: no room"
-    assert failed.traceback.splitlines()[-1] == "for this" and "raise error" in failed.traceback
     assert not failed.out_of_memory and not failed.is_for_user
     assert Failed.of(ValueError()).message == "ValueError"
 

@@ -5,7 +5,6 @@ import re
 
 from ppo_core.errors import ConfigError, nearest
 from tuner.environment import STORAGE_VARIABLE
-from tuner.exchange import TRAINERS
 from tuner.study.study_file import BUDGET_IS, Time, read_budget
 
 STORAGE_HELP = (
@@ -13,8 +12,7 @@ STORAGE_HELP = (
 )
 LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
 """Values of `--engine`; the last is followed by a host and a port."""
-_MOST_DIGITS = 9
-"""Longest trial number: databases hold no larger ones."""
+_MOST_DIGITS = 9  # longest trial number: databases hold no larger ones
 
 
 def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
@@ -22,17 +20,9 @@ def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
 
 
 def trial_number(text: str) -> int:
-    """Return a trial's number."""
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a trial number: a whole number of at least 0")
     return int(text)
-
-
-def trainer(text: str) -> str:
-    """Return the target of a configuration, one of `TRAINERS`."""
-    if text not in TRAINERS:
-        raise _refusal(text, f"one of {', '.join(TRAINERS)}{nearest(text, TRAINERS)}")
-    return text
 
 
 def gpus(text: str) -> tuple[str, ...]:

@@ -1,15 +1,10 @@
 """The command that opens the dashboard: Streamlit on this machine alone, without usage statistics."""
 
 import argparse
-import html
 import os
 import secrets
 import socket
-import subprocess
 import sys
-import tempfile
-import time
-import webbrowser
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,12 +16,6 @@ from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
-OPEN_SECONDS = 60.0
-"""Time that `--open` waits for the server."""
-FILE_SECONDS = 20.0
-"""Time that the file with the browser's link stays."""
-
-_OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.stdin.read())"
 
 
 def dashboard(args: argparse.Namespace) -> int:
@@ -46,13 +35,10 @@ def dashboard(args: argparse.Namespace) -> int:
         link, note = f"{address}?{TOKEN_PARAMETER}={token}", "Ctrl-C ends it"
         variables[TOKEN_VARIABLE] = token
     print(f"dashboard: {link} ({note})", flush=True)
-    if args.open:
-        _open_later(link)
     os.execve(sys.executable, streamlit_command(port), os.environ | variables)
 
 
 def streamlit_command(port: int) -> list[str]:
-    """Return the command that serves the dashboard on a port."""
     return [
         *(sys.executable, "-m", "dashboard"),
         *("--server.address", HOST, "--server.port", str(port), "--server.headless", "true"),
@@ -67,33 +53,6 @@ def streamlit_command(port: int) -> list[str]:
     ]
 
 
-def open_link(link: str) -> None:
-    """Open a link in the browser once its server listens.
-
-    It goes through a file that only the user can read, because command lines are visible to every user of the machine.
-    """
-    port = int(link.removeprefix(f"http://{HOST}:").partition("/")[0])
-    deadline = time.monotonic() + OPEN_SECONDS
-    while not _listens(port) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    with tempfile.NamedTemporaryFile("w", prefix="ppo-tuner-", suffix=".html") as page:
-        page.write(f'<meta http-equiv="refresh" content="0; url={html.escape(link)}">')
-        page.flush()
-        webbrowser.open(Path(page.name).as_uri())
-        time.sleep(FILE_SECONDS)
-
-
-def _open_later(link: str) -> None:
-    """Open the link from a child process, since this one becomes the server."""
-    nothing = subprocess.DEVNULL
-    opener = subprocess.Popen(
-        [sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True
-    )
-    assert opener.stdin is not None
-    with opener.stdin as stdin:
-        stdin.write(link)
-
-
 def _port(wanted: int | None) -> int:
     """Return the wanted port, or the first free one; ConfigError if there is none."""
     candidates = range(FIRST_PORT, FIRST_PORT + 50) if wanted is None else [wanted]
@@ -104,8 +63,3 @@ def _port(wanted: int | None) -> int:
             return candidate
     ports = str(wanted) if wanted else f"{candidates[0]} to {candidates[-1]}"
     raise ConfigError(f"port {ports} is in use or not allowed; name another with --port")
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0

@@ -1,7 +1,4 @@
-"""`ppo-tuner doctor`: check that this machine has what studies need. It leaves no files, and never hangs.
-
-With `--train` it trains, too (`tuner.cli.self_check`).
-"""
+"""`ppo-tuner doctor`: check that this machine has what studies need. It leaves no files, and never hangs."""
 
 import argparse
 import json
@@ -10,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -21,11 +17,10 @@ from ppo_core import output
 from ppo_core.checkpoint import size
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import PPOTunerError
-from tuner.cli import storage
 from tuner.engine.gpu import mps_line
 from tuner.environment import RUNS_FOLDER, existing
 from tuner.store import connect, schema
-from tuner.store.commands import location
+from tuner.store.commands import location, opened
 
 NEEDED = ("python", "ppo-tuner", "torch", "transformers", "peft", "optuna", "sqlalchemy", "streamlit")
 OPTIONAL = ("ray", "psycopg", "bitsandbytes")
@@ -43,35 +38,15 @@ class Check(NamedTuple):
 def doctor(args: argparse.Namespace) -> int:
     """Print one line per check; return 1 if something required is broken."""
     checks = [versions(), *devices(), store(location(args.storage)), folder("runs folder", RUNS_FOLDER)]
-    if not args.json:
-        for check in checks:
-            _print(check)
-    if args.train:
-        checks += _trained(None if args.json else _print)
     if args.json:
         print(output.dumps([check._asdict() for check in checks]))
+    else:
+        for check in checks:
+            print(f"{check.state:5}{check.about}: {output.plain(check.found)}")
     return EXIT_ERROR if any(check.state == "fail" for check in checks) else EXIT_OK
 
 
-def _print(check: Check) -> None:
-    print(f"{check.state:5}{check.about}: {output.plain(check.found)}", flush=True)
-
-
-def _trained(tell: Callable[[Check], None] | None) -> list[Check]:
-    """Check the trainer by three short runs; each is told as it ends."""
-    from tuner.cli.self_check import TASKS, self_check  # it loads torch
-
-    checks = []
-    for name, right in TASKS.items():
-        found = self_check(right)
-        checks.append(Check("ok" if found.is_sound else "fail", f"training, {name}", found.text))
-        if tell is not None:
-            tell(checks[-1])
-    return checks
-
-
 def versions() -> Check:
-    """Check the installed packages."""
     installed = {each.name.lower(): each.version for each in distributions()} | {"python": sys.version.split()[0]}
     named = [f"{name} {installed.get(name, 'not installed')}" for name in (*NEEDED, *OPTIONAL)]
     return Check("ok" if installed.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))
@@ -111,8 +86,8 @@ def store(where: str) -> Check:
         path = connect.file_of(schema.parse_url(where))
         if path is not None and not path.exists():
             return folder("store", path)
-        with storage.opened(where) as opened:
-            studies = f"studies: {len(opened.studies())}"
+        with opened(where) as found:
+            studies = f"studies: {len(found.studies())}"
     except PPOTunerError as error:
         return Check("fail", "store", str(error))
     if path is not None and not os.access(path, os.W_OK):

@@ -27,11 +27,11 @@ from ppo_core.errors import ConfigError, OutOfMemory, StoreError, TaskError, nea
 from ppo_core.loading.task_file import FOLDER_FILES, get_task
 from ppo_core.output import amount
 from ppo_core.report import DEVICES, require_device
-from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
 from tuner.control.disk import Disk, disk, search_line
 from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
+from tuner.store.commands import opened
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     if ":" in what or path.suffix or "/" in what:
         return None
     names: list[str] = []
-    with suppress(StoreError), storage.opened(where) as store:  # no store, no studies
+    with suppress(StoreError), opened(where) as store:  # no store, no studies
         names = [row.name for row in store.studies()]
         if what in names and what not in BUILT_IN:
             return StudySpec.from_stored(store.study(what).spec, f'study "{what}" in the store')

@@ -15,18 +15,17 @@ from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import StudyError
 from ppo_core.output import KL_UNIT, NOTHING, plus_minus
-from tuner.cli import render, storage
+from tuner.cli import render
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import Confirmation, places_of, runs_text
 from tuner.judge import diagnose as diagnoses
 from tuner.judge.results import read_study
-from tuner.store.commands import command
+from tuner.store.commands import command, opened
 
 if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance
 
 BAR_WIDTH = 20
-"""Characters of a share of 100%."""
 
 
 def print_confirmation(out: Console, confirmation: Confirmation, *, with_verdict: bool) -> None:
@@ -47,13 +46,12 @@ def confirmation_table(confirmation: Confirmation) -> Table:
     title = (
         f"On fresh seeds, {confirmation.total_episodes} episodes each, evaluated on {confirmation.prompts} test prompts"
     )
-    table = render.new_table(*columns, title=title, right=columns[1:])
-    table.caption = (
+    caption = (
         "In brackets: 95% intervals over the seeds; those of differences hold for all at once, however often you look, "
         "and that of the winner is not adjusted for its being chosen. Reward and KL are of each run's best checkpoint; "
         "the last column counts the runs that also end within the KL budget."
     )
-    table.caption_justify = "left"
+    table = render.new_table(*columns, title=title, caption=caption, right=columns[1:])
     read = confirmation.configurations
     reward, kl, over = (places_of(getattr(one, name) for one in read) for name in ("reward", "kl", "over_reference"))
     for each in read:
@@ -70,7 +68,7 @@ def confirmation_table(confirmation: Confirmation) -> Table:
 
 def diagnose(args: argparse.Namespace) -> int:
     """Show what is wrong with a trial, by its curves, and the change to try next."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         trial = store.trial(view.row, args.trial)
         if not trial.episodes and not trial.has_failed:
@@ -80,7 +78,8 @@ def diagnose(args: argparse.Namespace) -> int:
     tries = [command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
         pairs = zip(findings, tries, strict=True)
-        print(output.dumps([diagnoses.diagnosis_data(trial, finding, try_it) for finding, try_it in pairs]))
+        more = ({"enqueue": diagnoses.enqueued(trial, finding), "command": try_it} for finding, try_it in pairs)
+        print(output.dumps([asdict(finding) | each for finding, each in zip(findings, more, strict=True)]))
         return EXIT_OK
     out = output.console()
     out.print(render.trial_line(numbers[trial.number]), soft_wrap=True)
@@ -96,7 +95,7 @@ def diagnose(args: argparse.Namespace) -> int:
             out.print(f"  Try {finding.advice}:\n  {try_it}", soft_wrap=True)
     if not findings:
         out.print(diagnoses.why_nothing(trial))
-    elif diagnoses.is_choice(findings):
+    elif len({finding.advice for finding in findings}) > 1:
         out.print(
             "Try one change at a time, the first one first: with several at once you cannot see which one helped."
         )
@@ -111,7 +110,7 @@ def importance(args: argparse.Namespace) -> int:
     """
     from tuner.search import importance as importances
 
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
     if refused := importances.refusal(view.trials, view.spec):
         raise StudyError(f"{refused} The dashboard's page Why plots the trials against each hyperparameter.")

@@ -6,7 +6,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -36,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
         for key in ("trial", "baseline"):
             if key in content:
                 raise ConfigError(f"{file}: it has a {key} table already, beside which a [baseline] is not allowed")
-        fixable, lines = _fixable(spec, content, file, imported)
-        StudySpec.from_dict({**content, "fixed": {**content.get("fixed", {}), **fixable}, "baseline": values}, file)
+        given = content.get("fixed", {})
+        fixable, lines = _fixable(spec, given, imported)
+        StudySpec.from_dict({**content, "fixed": {**given, **fixable}, "baseline": values}, file)
         notes += lines
         fixed = _fixed_text(fixable, is_own="fixed" not in content)
     for line in notes:
@@ -47,37 +47,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fixable(
-    spec: StudySpec, content: Mapping[str, Any], file: str, imported: Imported
+    spec: StudySpec, given: Mapping[str, HyperValue], imported: Imported
 ) -> tuple[dict[str, HyperValue], list[str]]:
-    """Return the imported values that the study does not search and may fix, and lines on them and on others."""
-    asked = {**spec.search, **spec.idle}
-    own_pace = OF_A_SCHEDULE if spec.keeps_kl_step else ()
-    wanted = {name: value for name, value in imported.values.items() if name not in asked and name not in own_pace}
-    fixed: dict[str, HyperValue] = {}
-    lines: dict[str, str] = {}
-
-    def tried(values: Mapping[str, HyperValue]) -> StudySpec:
-        return StudySpec.from_dict({**content, "fixed": {**content.get("fixed", {}), **values}}, file)
-
-    # Some go together only: one that is refused alone may be allowed beside the others.
-    groups = [wanted, *({name: value} for name, value in (*wanted.items(), *wanted.items()))]
-    for group in groups:
-        try:
-            new = tried({**fixed, **group})
-        except ConfigError as error:
-            lines |= dict.fromkeys(group, str(error).removeprefix(f"{file}: "))
-            continue
-        spec, fixed = new, {**fixed, **group}
-        if group is wanted:
-            break
-    effective = spec.config({}).to_dict()
+    """Return the imported values to fix in a study that fixes the `given` ones, and lines on them and on others."""
+    asked = {**spec.search, **spec.idle, **dict.fromkeys(OF_A_SCHEDULE if spec.keeps_kl_step else ())}
+    fixed = {name: value for name, value in imported.values.items() if name not in asked}
+    effective = {**spec.config({}).to_dict(), **fixed}
     idle = {name: why for name in fixed if (why := inert(name, effective)) is not None}
+    if "seed" in fixed:
+        idle["seed"] = "the seed is set at the top of the file, outside all tables"
     fixed = {name: value for name, value in fixed.items() if name not in idle}
-    lines = {name: why for name, why in lines.items() if name not in fixed} | idle
-    changed = {name: old for name, old in content.get("fixed", {}).items() if fixed.get(name, old) != old}
+    changed = {name: old for name, old in given.items() if fixed.get(name, old) != old}
     names = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fixed.items())
     return fixed, [
-        *(f"{name} is not fixed: {why}" for name, why in lines.items()),
+        *(f"{name} is not fixed: {why}" for name, why in idle.items()),
         *(f"{name} = {json.dumps(old)} in [fixed] becomes {json.dumps(fixed[name])}" for name, old in changed.items()),
         *([f'not searched in study "{spec.name}", so fixed: {names}'] if fixed else []),
     ]

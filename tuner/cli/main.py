@@ -15,18 +15,7 @@ from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positiv
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
 from ppo_core.report import DEVICES
-from tuner.cli.arguments import (
-    LOCAL,
-    RAY,
-    RAY_CLIENT,
-    STORAGE_HELP,
-    budget,
-    duration,
-    engine,
-    gpus,
-    trainer,
-    trial_number,
-)
+from tuner.cli.arguments import LOCAL, RAY, RAY_CLIENT, STORAGE_HELP, budget, duration, engine, gpus, trial_number
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.environment import PROG, to_copy
 from tuner.exchange import FORMATS, TRAINERS
@@ -74,8 +63,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference].",
         ),
         "estimate": Command(
-            "run one iteration of a run or a study and say its memory, time and disk",
-            "estimate:estimate",
+            "run one iteration of a run or a study and say its memory, time and disk", "estimate:estimate"
         ),
         "doctor": Command(
             "check that this machine has what runs need",
@@ -100,7 +88,11 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "evidence:importance",
             "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
         ),
-        "logs": Command("print what a trial wrote while it ran", "logs:logs"),
+        "logs": Command(
+            "print what a trial wrote while it ran",
+            "read:logs",
+            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it.",
+        ),
     },
     "Steer": {kind.name: Command(kind.doc, "steer:place", _ORDER_EPILOG) for kind in ORDER_KINDS.values()},
     "Export and manage": {
@@ -125,9 +117,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 }
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-"""Every command by name."""
-RESUMABLE = ("demo", "run", "confirm")
-"""Commands that resume when run again after an interruption."""
+RESUMABLE = ("demo", "run", "confirm")  # commands that resume when run again after an interruption
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
-    for text in arguments:
-        if not _is_text(text):
+    for text in arguments:  # Python passes bytes that are not UTF-8 as lone surrogates
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             raise ConfigError(f"{text!a} is not allowed; expected text in UTF-8")
     first = arguments[0] if arguments else ""
     command = next((text for text in arguments if text in COMMANDS), None)
@@ -171,13 +161,7 @@ def _run_command(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _is_text(argument: str) -> bool:
-    """Return True if a store can hold an argument; Python passes bytes that are not UTF-8 as lone surrogates."""
-    return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
-
-
 def _function(name: str) -> Callable[..., int]:
-    """Return a command's function, importing only its module."""
     return cast(Callable[..., int], pkgutil.resolve_name(f"tuner.cli.{COMMANDS[name].path}"))
 
 
@@ -203,19 +187,15 @@ class _CommandParser(HyperparameterParser):
     def value(
         self, flag: str, metavar: str | None, kind: Callable[[str], Any], meaning: str, default: Any = None
     ) -> None:
-        """Add a flag that takes a value."""
         self.add_argument(flag, metavar=metavar, type=kind, help=meaning, default=default)
 
     def switch(self, flag: str, meaning: str) -> None:
-        """Add a flag without a value."""
         self.add_argument(flag, action="store_true", help=meaning)
 
     def study(self, meaning: str = "a study's name") -> None:
-        """Add the argument STUDY."""
         self.add_argument("study", metavar="STUDY", help=meaning)
 
     def trial(self, *, is_required: bool = True, meaning: str = "a trial's number") -> None:
-        """Add the argument TRIAL."""
         nargs = None if is_required else "?"
         self.add_argument("trial", metavar="TRIAL", nargs=nargs, type=trial_number, help=meaning)
 
@@ -260,7 +240,6 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.add_hyperparameters()
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):
         commands[name].switch("--json", "print JSON on stdout")
-    commands["doctor"].switch("--train", "also train a tiny policy on three tasks with known answers (a minute)")
     for name in COMMANDS.keys() - {"import-config", "train", "new-task", "estimate"}:
         commands[name].value("--storage", "URL", str, STORAGE_HELP)
     return parser, commands
@@ -321,18 +300,14 @@ def _add_looking_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (show, compare, best, diagnose, importance, logs):
         parser.study()
     show.trial(is_required=False)
-    show.switch("--all", "list all trials and orders, however many")
     compare.add_argument(
         "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
     )
     best.value("--kl-budget", "X", positive, "nats per response (default: the study's budget)")
     diagnose.trial()
     logs.trial()
-    logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
-    logs.add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
     dashboard.value("--port", None, positive_int, "port on 127.0.0.1 (default: 8501, or the next free)")
     dashboard.switch("--read-only", "view only: all actions are disabled")
-    dashboard.switch("--open", "open it in the browser")
 
 
 def _add_order_arguments(commands: Mapping[str, _CommandParser]) -> None:
@@ -363,7 +338,7 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
     )
     either.add_argument(
-        "--to", metavar="TRAINER", type=trainer, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
+        "--to", metavar="TRAINER", choices=TRAINERS, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",

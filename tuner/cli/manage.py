@@ -14,7 +14,6 @@ from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import plain, pluralize, without_secrets
 from tuner.cli.report import no_winner
-from tuner.cli.storage import opened
 from tuner.environment import PROG, STORAGE_VARIABLE, to_copy
 from tuner.exchange import OPTUNA
 from tuner.exchange.export_folder import export_study
@@ -24,7 +23,7 @@ from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
-from tuner.store.commands import location
+from tuner.store.commands import location, opened
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url
 from tuner.study import study_file
@@ -107,7 +106,6 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
 
 
 def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
-    """Print the configuration to launch, or write it to a file."""
     path = None if args.output is None else Path(args.output)
     if path is not None and path.suffix not in target.suffixes:
         suffixes = " or ".join(target.suffixes)
@@ -166,5 +164,4 @@ def copy(args: argparse.Namespace) -> int:
 
 
 def _row_counts(rows: Mapping[str, int]) -> str:
-    """Return the numbers of rows by table, whose names are plurals."""
     return ", ".join(pluralize(count, table.replace("_", " ").removesuffix("s")) for table, count in rows.items())

@@ -32,8 +32,7 @@ from tuner.study.status import Role
 READINGS = {"objective/scores": "reward", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 """Metrics shown of a running trial, with their labels."""
 BAR = 24
-LINE_SECONDS = 60.0
-"""Interval of the lines on a running trial if the output is not a terminal."""
+LINE_SECONDS = 60.0  # interval of the lines on a running trial if the output is not a terminal
 
 
 class _DiskTolerantStream:
@@ -70,13 +69,10 @@ def _ignored_full_disk() -> Iterator[None]:
 class _Running:
     """A trial that a worker runs."""
 
-    row: TrialRow
-    """Its row when it started."""
-    printed_at: float
-    """Time of its last line, or of its start."""
+    row: TrialRow  # its row when it started
+    printed_at: float  # time of its last line, or of its start
     stepped: events.TrialStepped | None = None
-    began: float = 0.0
-    """Time of its first report."""
+    began: float = 0.0  # time of its first report
 
     def share(self, spec: StudySpec) -> float:
         """Return the share of its episodes that it has trained on since this start."""
@@ -113,8 +109,7 @@ class StudyProgress:
         self._is_started = False
         self._preparing: events.Preparing | None = None
         self._running: dict[int, _Running] = {}
-        self._best: dict[int, tuple[Rank, str]] = {}
-        """Rank and result within the KL budget, by trial."""
+        self._best: dict[int, tuple[Rank, str]] = {}  # rank and result within the KL budget, by trial
         self._began: tuple[float, float] | None = None
         """Time at which this run's first trial started, and the share of the study done by then."""
         self._evaluation_seconds: float | None = 0.0
@@ -134,7 +129,6 @@ class StudyProgress:
             self._live.stop()
 
     def __call__(self, event: events.Event) -> None:
-        """Show one event."""
         match event:
             case events.StudyStarted():
                 self._start(event)
@@ -219,7 +213,6 @@ class StudyProgress:
             self.say(f"{'  '.join(cells)}  (study: {self._time_left()})")
 
     def _rank(self, row: TrialRow) -> None:
-        """Rank a trial that ended or was set aside."""
         rank = best_rank(row, self._spec.kl_budget)
         self._best.pop(row.number, None)
         if rank is not None:
@@ -242,14 +235,11 @@ class StudyProgress:
         self._rank(row)
 
     def _say_trial(self, row: TrialRow, count: str) -> None:
-        """Print a trial's line, cut to a terminal's width: `show` has all of it."""
-        is_terminal = self._out.is_terminal
-        text = Text(count + render.trial_line(Headline(row, None)), style=render.STYLES[row.status])
-        self._out.print(text, soft_wrap=not is_terminal, no_wrap=is_terminal, overflow="ellipsis")
+        self.say(count + render.trial_line(Headline(row, None)), render.STYLES[row.status])
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, style: str = "") -> None:
         """Print a line that stays."""
-        self._out.print(Text(line), soft_wrap=not self._out.is_terminal)
+        self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
 
     def _view(self) -> Group:
         """Return the live view: the study's progress, each running trial, and the best one so far."""
@@ -272,7 +262,6 @@ class StudyProgress:
 
     @property
     def _now(self) -> Tally:
-        """Progress of the study, including its running trials."""
         is_confirming = self._tally.confirmed < self._tally.confirming
         under_way = sum(
             running.share(self._spec)
@@ -287,7 +276,6 @@ class StudyProgress:
         return replace(self._tally, under_way=under_way, running=running)
 
     def _time_left(self) -> str:
-        """Return the share done and an estimate of the time left."""
         done = self._now.done
         text = f"{done:.0%} done"
         if self._began is None or not self._began[1] < done < 1:
@@ -297,9 +285,7 @@ class StudyProgress:
 
 
 def _count(row: TrialRow, tally: Tally) -> str:
-    """Return the count for an ended trial: ` 3/18`, `2 ended, 0.8 of 6` with a budget, or `confirmed 2/9` for a
-    confirming run.
-    """
+    """Return an ended trial's count: ` 3/18`, with a budget `2 ended, 0.8 of 6`, of a confirmation `confirmed 2/9`."""
     if row.role is Role.CONFIRM:
         return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
     if tally.total is None:

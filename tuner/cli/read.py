@@ -1,12 +1,13 @@
-"""The commands that read a store: list, show, compare, best."""
+"""The commands that read a store: list, show, compare, best, logs."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
-from tuner.cli import render, report, storage
+from tuner.cli import render, report
 from tuner.confirm.answer import decided, headline_of, of_study
 from tuner.confirm.headline import headline_data, headlines
 from tuner.confirm.result import confirmations
@@ -17,15 +18,13 @@ from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
-
-MOST_ORDERS = 10
-"""Number of the latest orders that `show STUDY` lists, unless all are asked for."""
+from tuner.store.commands import opened
 
 
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store; one that cannot be read is a line."""
     rows: list[dict[str, Any]] = []
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         for row in store.studies():
             try:
                 view = read_study(store, row.name)
@@ -47,7 +46,7 @@ def studies(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Show a study, or one of its trials."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.trial is None:
             _show_study(store, view, args)
@@ -70,7 +69,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     out = output.console()
     out.print(render.study_line(view), style="bold")
     out.print()
-    report.print_trials(out, store, view, answer, is_all=args.all)
+    report.print_trials(out, store, view, answer)
     if answer is not None:
         out.print()
         report.print_answer(out, store, view, answer)
@@ -80,7 +79,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         out.print(report.no_winner(store, view))
     if placed:
         out.print()
-        out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
+        out.print(render.orders_table(placed))
 
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
@@ -108,7 +107,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     if kept:
         out.print("Checkpoints kept:")
     for episode, path in kept.items():
-        out.print(f"  episode {episode}: {render.place(path)}", soft_wrap=True)
+        out.print(f"  episode {episode}: {render.shown_path(path)}", soft_wrap=True)
     for line in render.sample_lines(store.samples([trial.id])):
         out.print(line)
 
@@ -118,7 +117,7 @@ def compare(args: argparse.Namespace) -> int:
     numbers = list(dict.fromkeys(args.trials))
     if len(numbers) < 2:
         raise ConfigError("compare needs at least two different trials: ppo-tuner compare STUDY TRIAL TRIAL")
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         trials = [store.trial(view.row, number) for number in numbers]
         if args.json:
@@ -144,7 +143,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def best(args: argparse.Namespace) -> int:
     """Show what to launch within the study's KL budget or another; an error if there is nothing."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)
@@ -159,4 +158,27 @@ def best(args: argparse.Namespace) -> int:
             print(output.dumps(results.best_data(store, view, answer.trial, view.spec.kl_budget) | more))
         else:
             report.print_answer(output.console(), store, view, answer)
+    return EXIT_OK
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print a trial's log.
+
+    Raises:
+        StudyError: there is no such trial, or its log is not here.
+    """
+    with opened(args.storage) as store:
+        study = store.study(args.study)
+        trial = store.trial(study, args.trial)
+    if study.folder is None:
+        raise StudyError(f'study "{study.name}" has no logs: no controller has run it yet')
+    if not Path(study.folder).is_dir():
+        raise StudyError(f'the folder of study "{study.name}", {study.folder}, is not here; {study.lease_host} ran it')
+    path = trial_log.path_of(Path(study.folder) / str(trial.number))
+    if not path.is_file():
+        why = f"has no log at {path}: it was removed, or could not be written"
+        if not trial.attempts:
+            why = "has not started yet"
+        raise StudyError(f'trial {trial.number} of study "{study.name}" {why}')
+    print(trial_log.escaped(path.read_text(encoding="utf-8", errors="replace")), end="")
     return EXIT_OK

@@ -3,50 +3,34 @@
 Text from a model, a study file or an error is shown with its control characters escaped, and never as markup.
 """
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ppo_core import output
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
-from ppo_core.output import (
-    KL_UNIT,
-    NOTHING,
-    PIPE_WIDTH,
-    decimals,
-    fixed,
-    measured,
-    params_line,
-    plain,
-    pluralize,
-    plus_minus,
-    reward_texts,
-    short,
-)
+from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, plain, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval
 from tuner.environment import shortened
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference
-from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
+from tuner.judge.results import FrontPoint, Source, StudyView, value_sources
 from tuner.judge.scoring import ends_within
 from tuner.store import Order, TrialRow
-from tuner.study.rules import RULES
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 
-READABLE_WIDTH = 100
+VALUES_A_TABLE = 8  # hyperparameters in a table for a terminal: about a hundred columns wide
 CURVE_ROWS = 12
 STYLES = {
     Status.WAITING: "cyan",
@@ -80,7 +64,7 @@ def trial_line(headline: Headline) -> str:
         f"{trial.seconds:>5.0f} s",
         _reason(trial),
         _marked_label(trial),
-        lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
+        lineage(trial) if trial.role is Role.CONFIRM else output.params_line(trial.params),
     )
     return "  ".join(filter(None, parts))
 
@@ -93,14 +77,8 @@ def _number(headline: Headline) -> str:
 
 
 def _places_of(numbers: Sequence[Headline]) -> tuple[int, int]:
-    """Return the decimals of these trials' rewards and of their KLs."""
     rewards = decimals([each.reward for each in numbers], [each.trial.value_se for each in numbers])
     return rewards, decimals(kl for each in numbers for kl in (each.kl, each.trial.end_kl))
-
-
-def at_kl(kl: Measured | None) -> str:
-    """Return ` at a KL of 1.94 ± 0.08 nats/response`; empty if it is unknown."""
-    return "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
 
 
 def study_line(view: StudyView) -> str:
@@ -113,7 +91,6 @@ def study_line(view: StudyView) -> str:
 
 
 def outcome_line(headline: Headline) -> str:
-    """Return one line on a trial's outcome so far."""
     trial = headline.trial
     total = short(trial.config.get("total_episodes"))
     parts = (
@@ -127,55 +104,10 @@ def outcome_line(headline: Headline) -> str:
     return "Outcome: " + ", ".join(filter(None, parts))
 
 
-MOST_UNBROKEN = 24
-"""Longest value that is kept on one line."""
-
-
-class _UnbrokenTable(Table):
-    """A table that avoids breaking values and words; into a pipe it breaks nothing."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= PIPE_WIDTH:
-            return Table.__rich_console__(self._unbroken(), console, options)
-        count = len(self.columns)
-        for narrowest in (self._narrowest(str.splitlines), self._narrowest(str.split), [0] * count):
-            if sum(narrowest) + 2 * count + 1 <= options.max_width:  # plus a gap of two per column
-                break
-        for column, width in zip(self.columns, narrowest, strict=True):
-            column.min_width = width
-        return super().__rich_console__(console, options)
-
-    def _unbroken(self) -> Table:
-        """Return the table with its title, its caption, each header and each cell on one line."""
-        table = copy(self)
-        table.title, table.caption = (
-            text and Text(str(text), no_wrap=True, overflow="ignore") for text in (self.title, self.caption)
-        )
-        table.columns = [
-            replace(
-                column,
-                header=str(column.header).replace("_\n", "_").replace("\n", " "),
-                _cells=[cell.replace("\n", ", ") if isinstance(cell, str) else cell for cell in column.cells],
-            )
-            for column in self.columns
-        ]
-        return table
-
-    def _narrowest(self, parts: Callable[[str], list[str]]) -> list[int]:
-        """Return each column's narrowest width without breaking a word, or in columns of values one of these parts."""
-        widths = []
-        for column in self.columns:
-            split = parts if column.justify == "right" else str.split
-            unbroken = [*str(column.header).split(), *(part for cell in column.cells for part in split(str(cell)))]
-            widths.append(min(max(map(cell_len, unbroken), default=0), MOST_UNBROKEN))
-        return widths
-
-
-def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """Return an empty table; columns in `right` hold values, kept on one line if they fit."""
-    table = _UnbrokenTable(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+def new_table(*columns: str, title: str | None = None, caption: str | None = None, right: Sequence[str] = ()) -> Table:
+    """Return an empty table; columns in `right` hold values."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = caption, "left"
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -199,7 +131,6 @@ def trials_table(numbers: Sequence[Headline], marks: Mapping[int, str]) -> Table
             marks.get(trial.number) or _reason(trial),
         )
     table.caption = f"Reward and KL: {' or '.join(dict.fromkeys(each.label for each in numbers))}."
-    table.caption_justify = "left"
     return table
 
 
@@ -229,49 +160,29 @@ def _marked_label(trial: TrialRow) -> str:
     return ": ".join(filter(None, (added, plain(trial.label))))
 
 
-def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READABLE_WIDTH) -> list[Table]:
-    """Return the searched or listed values, one row per trial, split into tables that fit the width."""
+def params_tables(trials: Sequence[TrialRow], spec: StudySpec, *, in_pipe: bool = False) -> list[Table]:
+    """Return the searched or listed values, one row per trial; for a terminal several tables, of narrow columns."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    columns = {
-        _broken(name): [short(trial.params[name]) if name in trial.params else NOTHING for trial in trials]
-        for name in names
-    }
-    called = [_marked_label(trial) for trial in trials]
-    labels = {"label": called} if any(called) else {}
-    title: str | None = "Listed values" if spec.listed else "Searched values"
+    labels = [_marked_label(trial) for trial in trials]
+    called = ["label"] if any(labels) else []
+    most = len(names) if in_pipe else VALUES_A_TABLE
     tables = []
-    for group in _in_widths(columns, width - 8 - _width(labels)):
-        table = new_table("trial", *labels, *group, title=title, right=("trial", *group))
-        for trial, *cells in zip(trials, *labels.values(), *group.values(), strict=True):
-            table.add_row(str(trial.number), *cells)
+    for first in range(0, len(names), most or 1):
+        group = names[first : first + most]
+        title = None if first else "Listed values" if spec.listed else "Searched values"
+        headers = [name if in_pipe else _broken(name) for name in group]
+        table = new_table("trial", *called, *headers, title=title, right=("trial", *headers))
+        for trial, label in zip(trials, labels, strict=True):
+            cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in group)
+            table.add_row(str(trial.number), *([label] if called else []), *cells)
         tables.append(table)
-        title = None
     return tables
-
-
-def _in_widths(columns: Mapping[str, list[str]], width: int) -> list[dict[str, list[str]]]:
-    """Return the columns in groups, each at most `width` characters wide if its columns allow it."""
-    groups: list[dict[str, list[str]]] = [{}]
-    for header, cells in columns.items():
-        if groups[-1] and _width(groups[-1]) + _width({header: cells}) > width:
-            groups.append({})
-        groups[-1][header] = cells
-    return groups
-
-
-def _width(columns: Mapping[str, list[str]]) -> int:
-    """Return the number of characters that the columns take, with their gaps."""
-    return sum(2 + max(map(len, [*header.split("\n"), *cells])) for header, cells in columns.items())
 
 
 def _broken(name: str) -> str:
     """Break a hyperparameter's name after underscores, for a narrow column."""
-    lines = [""]
-    for piece in plain(name).replace("_", "_\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(piece) > 7:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
+    lines = textwrap.wrap(name.replace("_", "_ "), 8, break_long_words=False)
+    return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
@@ -285,28 +196,7 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
             text = text if no_effect is None else f"no effect: {no_effect}"
             table.add_row(name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, text, style=style)
     table.caption = f"{len(sources) - table.row_count} others have their defaults; --json prints all."
-    table.caption_justify = "left"
     return table
-
-
-def reference_legend(view: StudyView) -> str | None:
-    """Return one paragraph on trial 0: which of its values are TRL's, the task's own, and the study's."""
-    trial = next((t for t in view.trials if t.origin is Origin.REFERENCE), None)
-    if trial is None:
-        return None
-    sources = value_sources(trial, view.spec)
-    owners = {
-        "TRL": "TRL's values",
-        "task": f'the reference of task "{plain(view.spec.task)}"',
-        "study": "this study's",
-    }
-    texts = []
-    for source, owner in owners.items():
-        names = [name for name, value in trial.config.items() if value is not None and name != "seed"]
-        values = {name: trial.config[name] for name in names if sources.get(name) == source}
-        if values:
-            texts.append(f"{owner}: {params_line(values)}")
-    return f"Trial {trial.number} is the reference. " + "; ".join(texts) + "; all else: defaults."
 
 
 def comparison_tables(
@@ -366,10 +256,8 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def orders_table(orders: Sequence[Order], placed: int) -> Table:
-    """Return the table of a study's orders: all that were placed, or the latest."""
-    title = "Orders" if len(orders) == placed else f"Latest {len(orders)} of {placed} orders (--all lists them all)"
-    table = new_table("order", "placed", "asks", "state", "outcome", title=title, right=("order",))
+def orders_table(orders: Sequence[Order]) -> Table:
+    table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
         asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())
@@ -379,7 +267,6 @@ def orders_table(orders: Sequence[Order], placed: int) -> Table:
 
 
 def _asked(order: Order) -> dict[str, Any]:
-    """Return an order's arguments without their grouping."""
     flat: dict[str, Any] = {}
     for name, value in order.arguments.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
@@ -389,7 +276,7 @@ def _asked(order: Order) -> dict[str, Any]:
 def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
     """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
     kept = checkpoint.kept
-    where = f"not kept here ({kept.why_not})." if kept.path is None else place(kept.path)
+    where = f"not kept here ({kept.why_not})." if kept.path is None else shown_path(kept.path)
     return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {where}"
 
 
@@ -402,11 +289,11 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
     for point, *estimates in zip(points, *both, strict=True):
         reward, kl = (plus_minus(one.mean, one.se, each) for one, each in zip(estimates, places, strict=True))
         budget = fixed(point.budget, places[1])
-        table.add_row(budget, reward, kl, str(point.trial), str(point.step), place(point.path))
+        table.add_row(budget, reward, kl, str(point.trial), str(point.step), shown_path(point.path))
     return table
 
 
-def place(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return a path as short as possible for copying."""
     return plain(str(shortened(path)))
 
@@ -425,8 +312,7 @@ CURVE_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se", *(nam
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the trial's curve: its evaluated steps, and others in between up to about a dozen rows."""
     headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
-    table = new_table(*headers, title="Curve", right=headers)
-    table.caption, table.caption_justify = "Step 0 is the SFT policy.", "left"
+    table = new_table(*headers, title="Curve", caption="Step 0 is the SFT policy.", right=headers)
     shown = _thinned(rows)
     errors = {name: [row[f"{name}_se"] for row in shown] for name in ("eval/reward", "eval/kl")}
     errors_of = errors | {"objective/scores": errors["eval/reward"]}  # of the same unit, and of a mean as well
@@ -469,20 +355,9 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
     last = max(row["step"] for row in rows)
     lines = [Text(f"Samples at step {last}", style="bold")]
     shown = [row for row in rows if row["step"] == last][:most]
-    rewards = reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
+    rewards = output.reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
     for row, reward in zip(shown, rewards, strict=True):
         numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {pluralize(row['length'], 'token')}"
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
-
-
-def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
-    """Return the number of trials that were pruned for their KL, by rule."""
-    count = sum(len(numbers) for numbers in by_rule.values())
-    rules = "; ".join(
-        f"{RULES[rule].label} ({rule}): trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        for rule, numbers in by_rule.items()
-    )
-    were = "was" if count == 1 else "were"
-    return f"{count} of {pluralize(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."

@@ -13,46 +13,26 @@ from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
 from tuner.judge import forks
-from tuner.judge.best import is_sound, ranked
-from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
+from tuner.judge.best import is_sound
+from tuner.judge.results import StudyView, front, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
 from tuner.store import Store, TrialRow
 from tuner.store.commands import command
 from tuner.study.status import Status
 
-MOST_LISTED, LISTED_EACH = 200, 50
-"""With more trials than the first number, tables list only the best and the latest (the second number of each), and
-unended ones.
-"""
 
-
-def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None, *, is_all: bool = False) -> None:
-    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
-
-    The answer is marked. The tables of a large study list only some trials (see
-    `MOST_LISTED`), unless `is_all`.
-    """
+def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None) -> None:
+    """Print the tables of trials, with the answer marked, and of searched values, and what they cost."""
     if not view.trials:
         out.print("No trial has started yet.")
         return
-    listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
+    listed = with_running(store, view.trials, view.spec)
     mark = "to launch" if view.state == "finished" else "leads"
     marks = {} if answer is None else {answer.number: mark if answer.confirmed is None else "to launch"}
     out.print(render.trials_table(list(headlines(store, view, listed).values()), marks))
-    width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
-    for table in render.params_tables(listed, view.spec, width):
+    for table in render.params_tables(listed, view.spec, in_pipe=out.width >= output.PIPE_WIDTH):
         out.print(table)
-    if len(listed) < len(view.trials):
-        which = f"the {LISTED_EACH} best, the {LISTED_EACH} latest, and those that have not ended"
-        again = command(["show", view.row.name, "--all"], store)
-        out.print(f"{len(listed)} of {len(view.trials)} trials: {which}. All of them: {again}", soft_wrap=True)
-    legend = render.reference_legend(view)
-    if legend is not None:
-        out.print(legend)
-    pruned = kl_prunings(view.trials)
-    if pruned:
-        out.print(render.prunings_line(pruned, len(view.trials)))
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.pluralize(len(view.confirming), "confirming run")
@@ -61,19 +41,8 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
         out.print(f"Not in these tables: {runs} ({numbers}). Their results: {again}", soft_wrap=True)
 
 
-def _listed(view: StudyView) -> Sequence[TrialRow]:
-    if len(view.trials) <= MOST_LISTED:
-        return view.trials
-    best = ranked(view.trials, view.spec.kl_budget)[:LISTED_EACH]
-    chosen = {row.number for row in best} | {row.number for row in view.trials[-LISTED_EACH:]}
-    return [row for row in view.trials if row.number in chosen or not row.status.is_final]
-
-
 def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool) -> None:
-    """Print a finished study's answer, how sure it is, and the one command to run next; `show` has the rest.
-
-    With `is_confirmed` also the table of the confirming runs, which have just ended.
-    """
+    """Print a finished study's answer and the next command; `is_confirmed`: also the table of its confirming runs."""
     answer = of_study(store, view)
     out.print()
     if early := why_early(view.spec, view.trials):
@@ -113,13 +82,6 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     title = f"Within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
     out.print(render.config_table(trial, view, title))
     out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
-    if answer.confirmed is None:
-        before, better = baseline(store, trial), answer.over_sft
-        if before is not None and better is not None:
-            out.print(
-                f"Improvement on the SFT baseline: {better.text} reward "
-                f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis})."
-            )
     if answer.checkpoint is not None:
         if answer.confirmed is None:
             out.print(_test_line(answer))
@@ -155,10 +117,7 @@ def print_front(out: Console, store: Store, view: StudyView) -> None:
 
 
 def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any] | None:
-    """Return the checkpoint that stands for a trial's value, for JSON; None: it was never evaluated.
-
-    `path` is null if it is not kept on this machine: `why_not` says so, and the command `again` makes it again.
-    """
+    """Return the checkpoint of a trial's value for JSON, or None; without a path `why_not` and `again` say more."""
     checkpoint = forks.value_checkpoint(store, view.row, trial)
     if checkpoint is None:
         return None

@@ -14,7 +14,7 @@ from ppo_core import output
 from ppo_core.cli import trackers
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.errors import ConfigError, StoreError, StudyError
-from tuner.cli import evidence, report, storage
+from tuner.cli import evidence, report
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
 from tuner.confirm.answer import Answer, of_study
@@ -32,7 +32,7 @@ from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import seconds_of_whole
 from tuner.search.worth import ends_early
 from tuner.store import Store
-from tuner.store.commands import command, location
+from tuner.store.commands import command, location, opened
 from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
@@ -74,9 +74,8 @@ def _file(given: str) -> Path | None:
 
 
 def _stored_spec(args: argparse.Namespace) -> StudySpec:
-    """Return the stored study's spec."""
     try:
-        with storage.opened(args.storage) as store:
+        with opened(args.storage) as store:
             return StudySpec.from_stored(store.study(args.study).spec, f'study "{args.study}" in the store')
     except (StoreError, StudyError) as error:
         raise type(error)(f'"{args.study}" is not a study file here, and {error}') from None
@@ -91,7 +90,7 @@ def confirm(args: argparse.Namespace) -> int:
     if plan.seeds < LEAST_SEEDS and not args.json:
         print(f"note: fewer than {LEAST_SEEDS} seeds decide nothing; more can be added later")
     stopped = run_rest(spec, args, plan=plan)
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, spec.name)
         answer = of_study(store, view)
         asked = [each for each in confirmations(store, view) if each.total_episodes == plan.length(spec)]
@@ -105,8 +104,7 @@ def confirm(args: argparse.Namespace) -> int:
 
 
 def _show_confirmed(args: argparse.Namespace) -> int:
-    """Print what was confirmed so far, and run nothing."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         answer = of_study(store, view)
         finished = [each for each in confirmations(store, view) if each.best is not None]
@@ -136,9 +134,8 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
 
 
 def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None) -> int:
-    """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
     stopped, is_confirmed = run_whole(spec, args, from_file=from_file, plan=plan)
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, spec.name)
         if args.json:
             answer = report.answer_json(store, of_study(store, view))
@@ -153,16 +150,12 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
 def run_whole(
     spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None
 ) -> tuple[StudyStopped | None, bool]:
-    """Run the study, and what confirms it, with its progress shown.
-
-    Returns:
-        The event with which it stopped early, if it did, and True if a confirmation was due.
-    """
+    """Run the study and what confirms it; return why it stopped early, and True if a confirmation was due."""
     if args.whole_budget:
         spec = replace(spec, stop_early=False)
     stopped = run_rest(spec, args, from_file=from_file)
     if stopped is None:
-        with storage.opened(args.storage) as store:
+        with opened(args.storage) as store:
             view = read_study(store, spec.name)
         plan = plan or _confirmed_by_rest(view)
         rows = sorted((*view.trials, *view.confirming), key=lambda row: row.number)

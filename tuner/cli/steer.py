@@ -8,11 +8,10 @@ from typing import Any
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
-from tuner.cli import storage
 from tuner.control import orders
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
-from tuner.store.commands import command
+from tuner.store.commands import command, opened
 from tuner.study.status import CHANGEABLE_SETTINGS
 
 WAIT_SECONDS = 30.0
@@ -22,7 +21,7 @@ POLL_SECONDS = 0.2
 
 def place(args: argparse.Namespace) -> int:
     """Check an order against the study as it stands, place it, and print its outcome."""
-    with storage.opened(args.storage) as store:
+    with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
             raise ConfigError("enqueue needs values, such as: --set learning_rate=1e-4 kl_coef=0.1")
@@ -31,7 +30,7 @@ def place(args: argparse.Namespace) -> int:
         orders.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         order = _decided(store, view, order)
-        is_held = store.study(view.row.name).has_controller
+        has_controller = store.study(view.row.name).has_controller
     if args.json:
         print(output.dumps(order_data(order)))
     if order.state is OrderState.REFUSED:
@@ -42,7 +41,7 @@ def place(args: argparse.Namespace) -> int:
         print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
     else:
         run = command(["run", view.row.name], store)
-        print(f"Order {order.id} waits: {orders.why_waiting(is_held, run)}")
+        print(f"Order {order.id} waits: {orders.why_waiting(has_controller, run)}")
     return EXIT_OK
 
 
@@ -60,7 +59,6 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the order's arguments, as `tuner.control.orders` takes them."""
     if args.command == "set":
         given = {name: getattr(args, name) for name in CHANGEABLE_SETTINGS}
         return {"changes": {name: value for name, value in given.items() if value is not None}}

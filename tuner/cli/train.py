@@ -19,7 +19,6 @@ from ppo_core.loading.task_file import KL_LIMIT, Preparation, get_task
 from ppo_core.output import params_line
 from ppo_core.report import DEVICES, require_device
 from ppo_core.tasks import skeleton
-from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
 from tuner.confirm.result import confirmations
 from tuner.environment import PROG, STUDY_FILE, shortened, to_copy
@@ -28,6 +27,7 @@ from tuner.judge import forks, results
 from tuner.judge.guard import Guard
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
+from tuner.store.commands import opened
 from tuner.study.rules import GuardSettings
 from tuner.study.status import Role
 
@@ -121,7 +121,7 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         wanted = trial_number(number)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--from {study} {number}: {error}") from None
-    with storage.opened(given_storage) as store:
+    with opened(given_storage) as store:
         view = results.read_study(store, study)
         trial = store.trial(view.row, wanted)
         origin = _origin(store, view, trial)

@@ -1,10 +1,9 @@
 """A study's answer for a KL budget: what to do, the evidence, gains, at most one doubt, and the launch command.
 
 Every command, page and export that recommends a launch uses `of_study`, and prints its lines. The answer is what a
-whole confirmation on fresh seeds chose (see `tuner.confirm.result`): a configuration that beats the reference, else the
-reference. Without one, or under a KL budget other than the study's, it is the best trial of the search, whose best few
-are read once more (see `tuner.judge.best`). A trial that the search found later is named as a doubt, and takes no place
-before it is confirmed.
+whole confirmation on fresh seeds chose (`tuner.confirm.result`): a configuration that beats the reference, else the
+reference. Without one, or under another KL budget than the study's, it is the best trial of the search, the best few
+read once more (`tuner.judge.best`). A trial that the search found later is a doubt before it is confirmed.
 """
 
 from __future__ import annotations
@@ -16,25 +15,9 @@ from typing import Any
 
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short
+from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
-from tuner.confirm.plan import (
-    ALWAYS,
-    DEFAULT_SEEDS,
-    DEFAULT_TOP,
-    candidates,
-    is_within_budget,
-    whole_run,
-)
-from tuner.confirm.result import (
-    MOST_SEEDS,
-    WORTH,
-    Confirmation,
-    Confirmed,
-    Interval,
-    confirmations,
-    longest_read,
-    share_at_most,
-)
+from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
 from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
@@ -88,7 +71,7 @@ class Gain:
         if self.mean is None:
             value = "not known"
         elif self.low is not None:
-            value = Interval(self.mean, self.low, self.high, 0).signed
+            value = result.Interval(self.mean, self.low, self.high, 0).signed
         return f"over the {self.over} (trial {self.trial}): {value}"
 
 
@@ -101,8 +84,6 @@ class Answer:
     """Valued under the budget."""
     kl_budget: float
     """In nats per response."""
-    own_budget: float
-    """The study's own, for which a confirmation holds."""
     first_budget: float
     """The study's first, which its trials were made for."""
     checkpoint: ValueCheckpoint | None
@@ -122,9 +103,9 @@ class Answer:
     badge: Badge
     title: str
     """`the answer`; `the leader` while the search may still find a better one."""
-    confirmation: Confirmation | None
+    confirmation: result.Confirmation | None
     """The longest whole confirmation, under the study's own KL budget, or None."""
-    confirmed: Confirmed | None
+    confirmed: result.Confirmed | None
     """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     decision: str
     gains: tuple[Gain, ...]
@@ -177,7 +158,7 @@ def _name(trial: TrialRow) -> str:
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
-    runs = confirmations(store, replace(view, spec=own))
+    runs = result.confirmations(store, replace(view, spec=own))
     done, is_own = decided(runs), view.is_own_budget
     confirmed = done.choice if done is not None and is_own else None
     trial = view.best() if confirmed is None else confirmed.trial
@@ -194,7 +175,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Nothing yet: {_name(trial)} leads."
         elif not has_learned:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
-        doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
+        doubts = _of_one_seed(store, view, trial, result.longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
             text = "That is within its noise. See its samples, and what to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
@@ -204,7 +185,6 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         study=view.row.name,
         trial=trial,
         kl_budget=view.spec.kl_budget,
-        own_budget=own.kl_budget,
         first_budget=own.first_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         reward=None if stands is None else Measured(stands.reward, trial.value_se),
@@ -225,11 +205,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     )
 
 
-def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed | None) -> Iterator[Gain]:
-    """Yield the gains of the answer, on fresh seeds if it is `confirmed`; none in a study without a baseline.
-
-    As there, what broke or has nothing within the KL budget counts as the SFT policy.
-    """
+def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: result.Confirmed | None) -> Iterator[Gain]:
+    """Yield an answer's gains where there is a baseline; what broke or is over the budget counts as the SFT policy."""
     others = [row for row in view.trials if row.origin in ALWAYS]
     if Origin.BASELINE not in (row.origin for row in others):
         return
@@ -244,27 +221,26 @@ def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed 
         yield Gain(row.origin, row.number, *((gain.mean, gain.se) if is_known and gain is not None else ()))
 
 
-def decided(runs: list[Confirmation]) -> Confirmation | None:
+def decided(runs: list[result.Confirmation]) -> result.Confirmation | None:
     """Return the confirmation of the longest runs that chose a configuration, or None."""
     return next((one for one in reversed(runs) if one.choice is not None), None)
 
 
 def headline_of(store: Store, view: StudyView) -> Headline | None:
     """Return the number of a study's answer under its own KL budget, without all that is said of it."""
-    done = decided(confirmations(store, view))
+    done = decided(result.confirmations(store, view))
     trial = view.best() if done is None or done.choice is None else done.choice.trial
     return None if trial is None else headlines(store, view, [trial])[trial.number]
 
 
-Doubt = tuple[str, tuple[str, ...]]
-"""A sentence, and the words of the command that settles it, if any."""
+Doubt = tuple[str, tuple[str, ...]]  # A sentence, and the words of the command that settles it, if any
 
 
-def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confirmed) -> Iterator[Doubt]:
+def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one: result.Confirmed) -> Iterator[Doubt]:
     """Yield the doubts on a confirmed configuration, the gravest first."""
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
-        most = share_at_most(over, runs)
+        most = result.share_at_most(over, runs)
         yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
     if one.lost:
         yield f"It breaks: {one.breaking}.", ()
@@ -276,19 +252,19 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
-    if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
+    if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
         yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's,"
+        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {result.WORTH:.0%} of training's,"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
-            yield f"{text} can't be told from none on {MOST_SEEDS} seeds.", ()
+            yield f"{text} can't be told from none on {result.MOST_SEEDS} seeds.", ()
         else:
             yield f"{text} would likely show on {seeds} seeds.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(
-    store: Store, view: StudyView, trial: TrialRow, read: Confirmation | None, *, is_own: bool
+    store: Store, view: StudyView, trial: TrialRow, read: result.Confirmation | None, *, is_own: bool
 ) -> Iterator[Doubt]:
     """Yield the doubts on a trial that nothing confirmed, the gravest first."""
     name, test, kl_budget = view.row.name, results.on_test(store, view, trial), view.spec.kl_budget
@@ -316,7 +292,7 @@ def _over(kl: float | None, se: float | None, budget: float) -> str:
     return f"{text}, over {short(budget)} {KL_UNIT}"
 
 
-def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Confirmed) -> bool:
+def _is_newer(view: StudyView, best: TrialRow, done: result.Confirmation, confirmed: result.Confirmed) -> bool:
     """Return True if the search's best trial is unconfirmed, and better in the search than the confirmed one."""
     configuration = whole_run(view.trials, best)
     if any(whole_run(view.trials, one.trial) == configuration for one in done.configurations):
@@ -325,11 +301,11 @@ def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Co
     return ours is None or (theirs is not None and theirs.reward > ours.reward)
 
 
-def _confirm(view: StudyView, done: Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
+def _confirm(view: StudyView, done: result.Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
     """Return the command words that run what was confirmed, or only a newer trial, on so many seeds."""
     numbers = {one.trial.number for one in done.configurations} if newer is None else {newer.number}
     ranked = enumerate(candidates((*view.trials, *view.confirming), view.spec), start=1)
-    top = max((place for place, trial in ranked if trial.number in numbers), default=0)
+    top = max((rank for rank, trial in ranked if trial.number in numbers), default=0)
     given = {
         "--top": top if newer or top > DEFAULT_TOP else None,
         "--seeds": seeds if seeds != DEFAULT_SEEDS else None,
@@ -361,7 +337,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "reward": confirmed.reward and asdict(confirmed.reward),
         "kl": confirmed.kl and asdict(confirmed.kl),
         "ends_within": confirmed.ends_within,
-        "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
+        "breaks_at_most": result.share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
     return {
         "trial": answer.number,

@@ -8,9 +8,8 @@ The gates, in order, and what stops a trial at one:
     hacking        nothing: it is read, and drawn as close where it is a caution
     fresh seeds    it is not better than the reference (without one: than all others)
 
-Which configurations go on and which one wins is decided elsewhere (`tuner.confirm`, `tuner.confirm.answer`). One that
-goes on has passed the gates before, whatever its later steps did: how a trial ended does not matter where its best
-checkpoint is sound. The answer, once confirmed, has passed all of them.
+Which go on and which one wins is decided elsewhere (`tuner.confirm.plan`, `tuner.confirm.answer`). One that goes on has
+passed the gates before, whatever its later steps did. The answer, once confirmed, has passed all of them.
 """
 
 import math
@@ -23,7 +22,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
 from tuner.confirm.plan import chosen, label_of
-from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
+from tuner.confirm.result import Interval, beats, confirmations, longest_read, places_of
 from tuner.judge.best import best_rank, is_reread, standing
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
@@ -91,12 +90,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """See `label_of`."""
         return label_of(self.trial)
 
     @property
     def stopped_at(self) -> Gate | None:
-        """The gate that stopped it, or None."""
         return GATES[self.passed] if self.state is State.STOPPED else None
 
 
@@ -116,7 +113,7 @@ class Gauntlet:
     def left(self) -> list[int]:
         """Number of configurations before the first gate and after each one, up to the last that any came to."""
         reached = max((len(row.readings) for row in self.rows), default=0)
-        return [len(self.rows), *(sum(row.passed > place for row in self.rows) for place in range(reached))]
+        return [len(self.rows), *(sum(row.passed > gate for row in self.rows) for gate in range(reached))]
 
     @property
     def line(self) -> str:
@@ -139,8 +136,6 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
 
 
 class _Judge:
-    """Facts on a study by which the gates judge its trials."""
-
     def __init__(self, store: Store, view: StudyView, answer: Answer | None) -> None:
         self.store, self.view, self.spec = store, view, view.spec
         self.answer = None if answer is None else answer.number
@@ -148,7 +143,8 @@ class _Judge:
         self.trained = {number: [row for row in rows if row["step"] > 0] for number, rows in evaluations.items()}
         self.best = {number: trial_value(rows, self.spec.kl_budget) for number, rows in self.trained.items()}
         self.highest_kl = store.highest([row.id for row in view.trials], KL)
-        self.confirmation = _confirmation(store, view)
+        runs = confirmations(store, view) if view.is_own_budget else []
+        self.confirmation = decided(runs) or longest_read(runs)
         self.confirmed = {} if self.confirmation is None else {
             one.trial.number: one for one in self.confirmation.configurations
         }  # fmt: skip
@@ -183,7 +179,6 @@ class _Judge:
         return self.best[trial.number].value if stands is None else stands.reward
 
     def row(self, trial: TrialRow) -> Row:
-        """Return a trial's way through the gates."""
         readings: list[Reading] = []
         for passed, gate in enumerate((self._training, self._kl, self._reward, self._hacking, self._fresh)):
             reading, state = gate(trial)
@@ -292,16 +287,7 @@ def _negative(interval: Interval | None) -> Interval | None:
     return Interval(-interval.mean, low, high, interval.n)
 
 
-def _confirmation(store: Store, view: StudyView) -> Confirmation | None:
-    """Return the confirmation that decides, else the longest with a reading; None under another KL budget."""
-    if not view.is_own_budget:
-        return None
-    runs = confirmations(store, view)
-    return decided(runs) or longest_read(runs)
-
-
 def _chosen(view: StudyView) -> set[int]:
-    """Return the trials that a confirmation would run on fresh seeds."""
     try:
         return {row.number for row in chosen(view.trials, view.spec, None)}
     except ConfigError:

@@ -69,12 +69,7 @@ def headline_data(headline: Headline | None) -> dict[str, Any]:
     """Return a study's answer with its number for JSON; None: it has none."""
     if headline is None:
         return dict.fromkeys(("answer", "reward", "kl", "reward_is"))
-    return {
-        "answer": headline.trial.number,
-        "reward": headline.reward,
-        "kl": headline.kl,
-        "reward_is": headline.label,
-    }
+    return {"answer": headline.trial.number, "reward": headline.reward, "kl": headline.kl, "reward_is": headline.label}
 
 
 def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = None) -> dict[int, Headline]:

@@ -48,16 +48,11 @@ class Plan:
     """Length of the runs; None: the study's."""
 
     def length(self, spec: StudySpec) -> int:
-        """Return the runs' length in episodes."""
         return self.total_episodes or spec.total_episodes
 
 
 def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials whose configurations can be confirmed, best first (see `tuner.judge.best`).
-
-    Those that are always confirmed are left out, and a fork whose best checkpoint lies before its fork: that is its
-    parent's.
-    """
+    """Return the trials that can be confirmed, best first; no fork whose best checkpoint is its parent's."""
     ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin not in ALWAYS}
     able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
     chosen: list[TrialRow] = []
@@ -144,10 +139,7 @@ def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
-    """Return a line on the cost: `9 runs of 1,920 episodes will confirm trial 8, trial 2 and the reference; ...`.
-
-    The time is estimated from the median trial that ran to its end.
-    """
+    """Return a line on a confirmation's cost, by the median trial that ran to its end."""
     episodes = int(wanted[0].config["total_episodes"] or 0)
     parents = {run.parent for run in wanted if run.parent is not None}
     always = {row.number: f"the {row.origin}" for row in always_confirmed(rows) if row.number in parents}
@@ -165,10 +157,9 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
 
 
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:
-    """Return the step of a confirming run's checkpoint to evaluate on the test prompts; None: none.
+    """Return the step of a confirming run to read on the test prompts; None if it failed or a person stopped it.
 
-    Of a run that failed or that a person stopped, none. 0, the SFT policy, stands for a run that broke, or had no
-    checkpoint within the KL budget.
+    0, the SFT policy, stands for a run that broke, or had no checkpoint within the KL budget.
     """
     if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):
         return None

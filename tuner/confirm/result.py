@@ -45,8 +45,7 @@ MOST_SEEDS = 40
 """Most seeds of a configuration that are ever advised."""
 WORTH = 0.1
 """Least difference worth more seeds, as a share of what training gains."""
-POWER = 0.8
-"""Probability with which the advised seeds show such a difference."""
+POWER = 0.8  # probability with which the advised seeds show such a difference
 LEAST_READ = 0.5
 """Configurations with fewer than this share of the most seeds rank last."""
 
@@ -156,10 +155,7 @@ class Spread:
     """Degrees of freedom; 0: it is unknown."""
 
     def interval(self, readings: Sequence[Readings], alpha: float, *, least: float = -math.inf) -> Interval:
-        """Return a mean, or the first of two minus the second, and its t-interval with two-sided error alpha.
-
-        `least`: lower bound; clips the interval.
-        """
+        """Return a mean, or the first of two minus the second, with its t-interval of error alpha, `least` at least."""
         first, *others = readings
         mean = first.mean - sum(each.mean for each in others)
         n = min(len(each.by_seed) for each in readings)
@@ -201,9 +197,7 @@ class Confirmed:
     under_best: Interval | None = None
     """Best configuration's reward minus this one's; None for itself."""
     lost: tuple[int, ...] = ()
-    """Seeds whose runs broke, failed for a reason of their own, or had nothing to show within the KL budget: they count
-    as the SFT policy.
-    """
+    """Seeds whose runs broke, failed by themselves or had nothing in the KL budget: they count as the SFT policy."""
     failed: tuple[int, ...] = ()
     """Seeds whose runs failed for another reason, which are left out."""
     stopped: tuple[int, ...] = ()
@@ -215,7 +209,6 @@ class Confirmed:
 
     @property
     def readings(self) -> Readings:
-        """The rewards."""
         return Readings(self.rewards, self.lost)
 
     @property
@@ -231,7 +224,6 @@ class Confirmed:
 
     @property
     def label(self) -> str:
-        """See `label_of`."""
         return label_of(self.trial)
 
     @property
@@ -241,9 +233,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Confirmed configurations of one length: those that beat the reference first, highest mean first, those with few
-    seeds last.
-    """
+    """Confirmed configurations of one length, best first: those that beat the reference, those with few seeds last."""
 
     total_episodes: int
     prompts: int

@@ -19,21 +19,19 @@ from ppo_core.output import has_much_rounding, report_line, rounding_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
 from tuner.control import events, retry
-from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.control.disk import most_kept
 from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
-from tuner.control.trial_ends import TrialEnds
+from tuner.control.trial_ends import NOTHING_DECIDED, Decision, TrialEnds, answer, guarded
 from tuner.control.trial_files import TrialFiles
 from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
-from tuner.files import folder as study_folder
 from tuner.files import trial_log
 from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
-from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
+from tuner.search.choose import Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
@@ -43,10 +41,8 @@ from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
 ORDERED = "stopped by an order"
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
-RENEW_SECONDS = 5.0
-"""Interval between renewals of the lease."""
-ORDER_SECONDS = 1.0
-"""Longest wait for a worker, so that orders are answered in time."""
+RENEW_SECONDS = 5.0  # interval between renewals of the lease
+ORDER_SECONDS = 1.0  # longest wait for a worker, so that orders are answered in time
 
 
 @dataclass
@@ -54,10 +50,8 @@ class _Running:
     """A trial on a worker."""
 
     config: PPOConfig
-    decision: Decision = NOTHING_DECIDED
-    """On its last report."""
-    wanted: Wanted | None = None
-    """The order that its worker has received."""
+    decision: Decision = NOTHING_DECIDED  # on its last report
+    wanted: Wanted | None = None  # the order that its worker has received
     has_saved: bool = False
 
 
@@ -81,8 +75,7 @@ class TrialLoop:
         self._readings = HeldOutReadings(study, plan)
         self._replay = Replay()
         self._running: dict[int, _Running] = {}
-        self._starting: set[int] = set()
-        """Trials whose checkpoint is being looked up."""
+        self._starting: set[int] = set()  # trials whose checkpoint is being looked up
         self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
         self._stopping: events.Stop | None = None
@@ -131,7 +124,6 @@ class TrialLoop:
         self._obey()
 
     def _finish_files(self) -> None:
-        """Finish all file work, which ends with deleting checkpoints that are no longer kept."""
         self._files.tidy()
         while self._files.work.is_busy:
             list(self._engine.events(ORDER_SECONDS))  # yields nothing; returns when a piece of work is done
@@ -148,7 +140,7 @@ class TrialLoop:
         if self._stopping is None:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
-                self._study.store.show_stopping(self._study.lease)
+                self._study.store.update_study(self._study.lease, stopping_at=time.time())
                 self._emit(events.StudyStopping(len(self._running), self._stopping.why))
         return self._stopping is not None
 
@@ -194,20 +186,18 @@ class TrialLoop:
             return TaskError(f"{what}: worker lost, {message.how}")
         if message.is_for_user:
             return TaskError(message.message)
-        where = study_folder.write_error(self._study.folder, message.traceback)
-        return TaskError(f"{what}: {retry.with_traceback(message.message, where)}")
+        log = self._study.folder / trial_log.PREPARATION_NAME
+        return TaskError(f"{what}: {retry.with_traceback(message.message, log)}")
 
     # Orders
 
     def _obey(self) -> bool:
-        """Decide pending orders and apply them; return True if there were any."""
         orders = self._desk.pending()
         for order in orders:
             self._desk.decide(order)
         return bool(orders)
 
     def _on_decided(self, order: Order, changed: Sequence[TrialRow]) -> None:
-        """Apply an order, which was carried out or refused, to this run, and report it."""
         for row in changed:
             if row.status.is_final:
                 self._ends.emit_end(row)
@@ -226,8 +216,8 @@ class TrialLoop:
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._readings.add_confirming_runs()
-        is_held = not is_paused and self._outages.is_waiting(self._study.rows)
-        if not (is_paused or is_held):
+        has_outage = not is_paused and self._outages.is_waiting(self._study.rows)
+        if not (is_paused or has_outage):
             self._start_trials()
             self._start_readings()
         if self._running or (self._readings.running and not self._is_stopping()):
@@ -235,7 +225,7 @@ class TrialLoop:
             return True
         if self._starting or self._files.work.is_busy:  # a fork's checkpoint may be copied, and add a trial
             return True
-        if is_held and not self._is_stopping():
+        if has_outage and not self._is_stopping():
             return True
         if self._is_stopping() or not is_paused or (self._is_finished() and not self._due_readings()):
             left = tuple(row.number for row in paused(self._study.spec, self._study.rows))
@@ -251,24 +241,21 @@ class TrialLoop:
         return True
 
     def _start_trials(self) -> None:
+        study = self._study
         while self._engine.free > len(self._starting) and not self._is_stopping():
-            chosen = choose(self._study.spec, self._study.rows, self._taken())
+            chosen = choose(study.spec, study.rows, self._taken())
             if chosen is None:
                 break
-            row = self._row_of(chosen)
+            if isinstance(chosen, Resume):
+                row = study.rows[chosen.number]
+            else:
+                trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
+                row = study.put(study.store.add_trial(study.lease, trial))
             if row.wanted is not None:
                 self._ends.apply_orders(row)
                 continue
             self._starting.add(row.number)
             self._files.prepare_resume(row, partial(self._begin, row.number))
-
-    def _row_of(self, chosen: Resume | New) -> TrialRow:
-        """Return the chosen trial's row, recording a new one."""
-        study = self._study
-        if isinstance(chosen, Resume):
-            return study.rows[chosen.number]
-        trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
-        return study.put(study.store.add_trial(study.lease, trial))
 
     def _taken(self) -> Set[int]:
         """Return the numbers of trials that are running, being read, or about to start."""
@@ -293,7 +280,6 @@ class TrialLoop:
             self._run_from(row, resume_from, step)
 
     def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
-        """Give a trial to a worker, from the checkpoint `resume_from` of `step`, or from the beginning if None."""
         study = self._study
         if step is None and row.episodes > 0:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
@@ -306,13 +292,7 @@ class TrialLoop:
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
         self._engine.start(
             protocol.TrialSpec(
-                number=row.number,
-                config=row.config,
-                task=study.spec.task,
-                trainer=study.spec.trainer,
-                device=study.spec.device,
-                threads=row.threads,
-                folder=study.trial_folder(row.number),
+                **study.job(row),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
                 first_budget=study.spec.first_budget,
@@ -320,7 +300,6 @@ class TrialLoop:
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 fork_step=row.fork_step,
                 stages=forks.stages(study.rows, row),
-                ranks=study.spec.gpus_per_trial,
             )
         )
         self._emit(events.TrialStarted(row, step))
@@ -370,13 +349,11 @@ class TrialLoop:
                 self._outages.end(number)
                 self._leave(number)
             case protocol.Failed(is_outage=True):
-                study_folder.write_error(self._study.trial_folder(number), message.traceback)
                 self._wait_out(number, message.message)
             case protocol.Failed():
                 self._outages.end(number, is_well=False)
                 folder = self._study.trial_folder(number)
-                where = study_folder.write_error(folder, message.traceback)
-                reason = retry.error_reason(message, where, trial_log.tail(folder))
+                reason = retry.error_reason(message, trial_log.path_of(folder), trial_log.tail(folder))
                 if message.is_for_user:
                     self._finish(number, Outcome(Status.FAILED, reason))
                 else:
@@ -419,7 +396,6 @@ class TrialLoop:
             self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
-        """Return the pruner's decision to end a trial after its evaluation, or None."""
         study = self._study
         if study.spec.pruner is None or episode >= self._running[number].config.whole_episodes():
             return None
@@ -429,10 +405,7 @@ class TrialLoop:
         return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _leave(self, number: int) -> None:
-        """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.
-
-        Without an order, and unless the study is paused, it resumes from its last checkpoint in this run or the next.
-        """
+        """Apply orders to a trial whose worker left it; without any it resumes, in this run or the next."""
         self._running.pop(number)
         row = self._study.refresh(number)
         if row.wanted is not None or self._study.row.paused_at is not None:

@@ -22,10 +22,7 @@ class Disk:
 
 
 def disk(one: int, model: int, spec: StudySpec | None, free: int, run: float = math.inf) -> Disk:
-    """Return the space of checkpoints of a study, or of a run that also saves models (None); sizes in bytes.
-
-    `run` is the seconds of a trial, by which a budget in time is counted.
-    """
+    """Return the space, in bytes, of a study's checkpoints, or of a run's (None); `run`: the seconds of a trial."""
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * model
         kept = f"{at_most(one)}, then models of {size(model)}"
@@ -49,9 +46,7 @@ def most_kept(spec: StudySpec, workers: int = 1, run: float = math.inf) -> int:
 
 
 def full_trials(spec: StudySpec, run: float) -> float:
-    """Return the cost of a study's search, in trials of full length, each of `run` seconds; with a budget at most that
-    of all its trials.
-    """
+    """Return what a study's search costs at most, in trials of full length of `run` seconds each."""
     if spec.budget_time is not None:
         return min(spec.budget_time.seconds / run, spec.trials or math.inf)
     return (spec.trials or 0) if spec.most_spent is None else spec.most_spent

@@ -135,21 +135,9 @@ class StudyStopped:
     """The paused trials that only an order resumes, if only such are left."""
 
 
-Event = (
-    StudyStarted
-    | Preparing
-    | TrialStarted
-    | TrialStepped
-    | TrialEnded
-    | TrialSetAside
-    | ReadingAgain
-    | ReadingOnTest
-    | OrderDecided
-    | StudyPaused
-    | StudyWarned
-    | StudyStopping
-    | StudyStopped
-)
+_OfStudy = StudyStarted | Preparing | OrderDecided | StudyPaused | StudyWarned | StudyStopping | StudyStopped
+_OfTrial = TrialStarted | TrialStepped | TrialEnded | TrialSetAside | ReadingAgain | ReadingOnTest
+Event = _OfStudy | _OfTrial
 Emit = Callable[[Event], None]
 
 
@@ -170,5 +158,4 @@ class Limits:
 
     @property
     def threads(self) -> int:
-        """CPU threads of a new trial."""
         return self.threads_of(self.workers)

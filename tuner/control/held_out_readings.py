@@ -1,8 +1,7 @@
 """Readings after the search: its best few again on the eval prompts, answer and confirming runs on the test prompts.
 
-The highest of many readings is high by luck, even on prompts that no trial learned from. So the best few are read once
-more with fresh draws before one of them is chosen (see `tuner.judge.best`). What is chosen is read once on prompts that
-played no part in any choice.
+The highest of many readings is high by luck, so the best few are read once more with fresh draws before one of them is
+chosen (`tuner.judge.best`). What is chosen is read once on prompts that played no part in any choice.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,6 @@ from tuner.control.session import OpenStudy
 from tuner.engine.protocol import CheckpointResult, Failed, Message, ReadCheckpoint, Split
 from tuner.judge.best import best_trial, unread
 from tuner.store import TrialRow
-from tuner.store.commands import command
 from tuner.study.status import Role
 
 
@@ -23,10 +21,8 @@ class HeldOutReadings:
 
     def __init__(self, study: OpenStudy, plan: Plan | None) -> None:
         self._study, self._plan = study, plan
-        self._tried: set[tuple[int, int, Split]] = set()
-        """Readings that were started, as (trial, step, split)."""
-        self.running: dict[int, ReadCheckpoint] = {}
-        """Readings under way, keyed by trial."""
+        self._tried: set[tuple[int, int, Split]] = set()  # readings that were started, as (trial, step, split)
+        self.running: dict[int, ReadCheckpoint] = {}  # readings under way, keyed by trial
 
     def due(self, *, is_searched: bool) -> list[ReadCheckpoint]:
         """Return the readings to start; `is_searched`: the study is finished, and its files are settled."""
@@ -83,51 +79,15 @@ class HeldOutReadings:
 def due_readings(study: OpenStudy) -> list[ReadCheckpoint]:
     """Return the jobs for readings that are missing and whose checkpoint is here: again, of the answer, of others."""
     steps = [(row, row.value_step) for row in unread(study.rows, study.spec.kl_budget)]
-    again = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
-    return [job for job in (*again, *_missing_readings(study)) if _is_here(job)]
-
-
-def why_unread(study: OpenStudy) -> str | None:
-    """Return why confirming runs will never be read on the test prompts from here, or None."""
-    runs = [row for row in study.rows if row.role is Role.CONFIRM]
-    unread = {job.number for job in _missing_readings(study) if not _is_here(job)}
-    lost = [row for row in runs if row.number in unread]
-    if not lost:
-        return None
-    seeds = len({row.seed for row in runs}) + len({row.seed for row in lost})
-    episodes = lost[0].config["total_episodes"]
-    length = [] if episodes == study.spec.total_episodes else ["--total_episodes", str(episodes)]
-    more_runs = command(["confirm", study.spec.name, "--seeds", str(seeds), *length], study.store)
-    return (
-        f"trial {', '.join(str(row.number) for row in lost)}: not evaluated on the test prompts, "
-        f"since the checkpoint is not in {study.folder}; run the study where it is, or add runs: {more_runs}"
-    )
-
-
-def _missing_readings(study: OpenStudy) -> list[ReadCheckpoint]:
+    jobs = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
     best = best_trial(study.rows, study.spec.kl_budget)
     steps = [] if best is None else [(best, best.value_step)]
     steps += [(row, due_step(row, study.spec)) for row in study.rows if row.role is Role.CONFIRM]
     read = study.store.test_readings([row.id for row, _ in steps])
-    return [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
-
-
-def _is_here(job: ReadCheckpoint) -> bool:
-    return job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()
+    jobs += [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
+    return [job for job in jobs if job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()]
 
 
 def _reading(study: OpenStudy, row: TrialRow, step: int, split: Split = "test") -> ReadCheckpoint:
-    """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
-    spec, folder = study.spec, study.trial_folder(row.number)
-    return ReadCheckpoint(
-        number=row.number,
-        config=row.config,
-        task=spec.task,
-        trainer=spec.trainer,
-        device=spec.device,
-        threads=row.threads,
-        folder=folder,
-        checkpoint=checkpoint.step_folder(folder, step) if step > 0 else None,
-        split=split,
-        ranks=spec.gpus_per_trial,
-    )
+    path = checkpoint.step_folder(study.trial_folder(row.number), step) if step > 0 else None
+    return ReadCheckpoint(**study.job(row), checkpoint=path, split=split)

@@ -115,10 +115,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for an impossible fork; its checkpoint is checked only if it can be read here.
-
-    A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
-    """
+    """Raise ConfigError for an impossible fork; where no checkpoint is here, the controller decides."""
     if not parent.attempts and parent.role is not Role.FORK:  # a fork begins with a copy of a checkpoint
         raise ConfigError(f"trial {parent.number} has not started yet; a fork starts from a checkpoint")
     folder = study_folder.own_folder(view.row)
@@ -127,9 +124,10 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
     forks.check(parent.config, values, episode or 0)
 
 
-def why_waiting(is_held: bool, go_on: str) -> str:
+def why_waiting(has_controller: bool, go_on: str) -> str:
     """Return why an order is still undecided; `go_on` is the command that runs its study."""
-    return "the controller has not read it yet" if is_held else f"nothing runs the study; to carry it out: {go_on}"
+    why = "the controller has not read it yet"
+    return why if has_controller else f"nothing runs the study; to carry it out: {go_on}"
 
 
 class OrderDesk:
@@ -143,15 +141,10 @@ class OrderDesk:
         is_running: Callable[[int], bool],
         on_decided: Callable[[Order, Sequence[TrialRow]], None],
     ) -> None:
-        """Handle orders of `study`, whose run has `limits`.
-
-        `is_running` says whether a worker runs a trial, or is about to; `on_decided` takes each decided order, and the
-        trials that it changed or added.
-        """
+        """`is_running`: does a worker run a trial; `on_decided` takes each order with the trials that it changed."""
         self._study, self._files, self._limits = study, files, limits
         self._is_running, self._on_decided = is_running, on_decided
-        self._forking: set[int] = set()
-        """Ids of fork orders whose checkpoint is being copied."""
+        self._forking: set[int] = set()  # ids of fork orders whose checkpoint is being copied
 
     def pending(self) -> list[Order]:
         """Return the orders to decide; another setting is decided once this run's own are stored."""
@@ -181,8 +174,6 @@ class OrderDesk:
 
     def _carry_out(self, order: Order) -> Sequence[int]:
         """Carry out an order, and return the numbers of the trials that it changed or added."""
-        if order.kind not in ORDER_KINDS:
-            raise ConfigError(f'unknown order "{order.kind}"')
         if order.trial is None and ORDER_KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         match order.kind:
@@ -261,7 +252,6 @@ class OrderDesk:
         return effect
 
     def _at_once(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
-        """Return the effect on a trial that no worker runs."""
         status = {"resume": Status.WAITING, "pause": Status.PAUSED, "stop": Status.STOPPED}[order.kind]
         reason = STOPPED_BY_PERSON if status is Status.STOPPED else None
         outcome = judged(self._study.store, row, self._study.spec, status, reason)

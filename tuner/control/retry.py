@@ -28,8 +28,7 @@ STORE = Policy(first=0.5, longest=30.0)
 """The controller's wait for its store."""
 OUTAGE = Policy(first=10.0, longest=600.0)
 """A trial's wait for what is not its fault, such as a reward's server or a full disk."""
-_SLICE = 0.5
-"""Seconds between two checks whether a stop was asked for."""
+_SLICE = 0.5  # seconds between two checks whether a stop was asked for
 
 
 class Trouble:
@@ -87,10 +86,8 @@ class StoreRetry:
 @dataclass
 class _Waiting:
     trouble: Trouble
-    due: float | None = None
-    """Time of the next retry; None while that is under way."""
-    reached: int = 0
-    """Furthest episode at which it was interrupted."""
+    due: float | None = None  # time of the next retry; None while that is under way
+    reached: int = 0  # furthest episode at which it was interrupted
 
 
 class OutageWatch:
@@ -120,7 +117,6 @@ class OutageWatch:
         return any(trial.due is not None and self._clock() < trial.due for trial in self._waiting.values())
 
     def retrying(self, number: int) -> None:
-        """Record that a waiting trial is being retried."""
         if number in self._waiting:
             self._waiting[number].due = None
 
@@ -138,24 +134,20 @@ class OutageWatch:
 
 RETRIES = 2
 """Resumptions of a trial whose worker died, or that raised an unexpected error."""
-SAME_IN_A_ROW = 3
-"""Consecutive failures for the same cause that stop the study."""
+SAME_IN_A_ROW = 3  # consecutive failures for the same cause that stop the study
 _NUMBER = re.compile("[0-9]+")
 
 
-def error_reason(failed: Failed, where: Path | None, log: str = "") -> Reason:
-    """Return the reason of a trial that raised an error; `where` is the file of its traceback, if any.
-
-    `log` is the end of its log.
-    """
+def error_reason(failed: Failed, file: Path, log: str = "") -> Reason:
+    """Return the reason of a trial that raised an error; `file` is its log's, `log` the end of it."""
     rule = "out_of_memory" if failed.out_of_memory else "error"
-    message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
+    message = failed.message if failed.is_for_user else with_traceback(failed.message, file)
     return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
 
 
-def with_traceback(message: str, where: Path | None) -> str:
-    """Append the traceback's file, if any, to a message."""
-    return message if where is None else f"{message} (traceback in {where})"
+def with_traceback(message: str, file: Path) -> str:
+    """Append the log with the traceback, if it could be written, to a message."""
+    return f"{message} (traceback in {file})" if file.is_file() else message
 
 
 def lost_reason(how: str, retries: int, log: str = "") -> Reason:

@@ -15,7 +15,7 @@ from ppo_core.loading.task_file import get_task
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
-from tuner.control.held_out_readings import due_readings, why_unread
+from tuner.control.held_out_readings import due_readings
 from tuner.control.retry import StoreRetry
 from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
 from tuner.control.trial_files import TrialFiles
@@ -59,31 +59,24 @@ def run_study(
         spec: The study; an existing study of its name is resumed, and the `StudyStarted` event lists the changes.
         storage: URL or path of the store, created if missing.
         runs_folder: Folder of the checkpoints, `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a separate process with its share of the cores. None: as many as fit the
-            GPUs; without GPUs as in the study's last run, at first 1. With 1 the same seed proposes the same trials;
-            with more the proposals depend on which trial ends first.
-        gpus: GPUs in the form of CUDA_VISIBLE_DEVICES; each trial gets one, or the spec's gpus_per_trial. Empty: all
-            workers see the GPUs that this process sees.
+        workers: Trials at a time. None: as many as fit the GPUs; without GPUs as in the study's last run, at first 1.
+            With 1 the same seed proposes the same trials; with more that depends on which trial ends first.
+        gpus: As in CUDA_VISIBLE_DEVICES; each trial gets its own. Empty: all see the GPUs that this process sees.
         trials_per_gpu: Trials that share a GPU.
-        from_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
-            holds until the file's own value changes.
-        trials: The study's total; None: the spec's, or an order's.
-        budget: The study's budget, in trials of full length or as a time such as `3m`; None: the spec's, or an order's.
+        from_file: True if the spec is a study file's. A value of an order `set` holds until the file's own changes.
+        trials, budget, checkpoint_seconds: In place of the spec's or an order's; None: those.
         timeout: Seconds after which to stop.
-        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: The confirmation to run once the search has ended; None: none beyond what was asked for before.
-        make_engine: Returns the engine; worker processes on this machine by default.
-        threads_per_trial: Returns each trial's share of the engine's CPU cores, given the number of trials.
+        make_engine, threads_per_trial: The engine and a trial's share of its cores; by default this machine's.
         on_event: Called with each event, in this thread.
 
     Raises:
-        ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
+        ConfigError: a number is not allowed, the spec would mix two experiments in one study, or the plan asks for
             what the study's trials do not allow.
         StudyError: another controller holds the study, or trial after trial failed for the same cause.
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, timeout=timeout)
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     if checkpoint_seconds is not None:
         spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')
@@ -144,7 +137,6 @@ def _run_held(
     emit: Emit,
     plan: Plan | None,
 ) -> bool:
-    """Run the rest of a study that this process holds; return True if it finished."""
     stopped: Stop | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
     finished = not is_due and _end_again(study, emit)
@@ -160,8 +152,6 @@ def _run_held(
     is_unread = stopped is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
     if stopped is not None and (not finished or is_unread):
         emit(StudyStopped(tally(study.rows, study.spec), stopped.why, stopped.is_deliberate, stopped.paused))
-    elif (unread := why_unread(study)) is not None:
-        emit(StudyWarned(unread))
     return finished
 
 
@@ -190,7 +180,6 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return the number of trials that fit the GPUs at a time; None: unlimited."""
     ranks = spec.gpus_per_trial
     if trials_per_gpu > 1 and ranks > 1:
         raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {ranks}: a trial has its GPUs alone")
@@ -204,9 +193,3 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
         share = f"{ranks} GPUs per trial" if ranks > 1 else per_gpu
         raise ConfigError(f"workers = {workers} is not allowed; expected at most {most}, {share}")
     return most
-
-
-def _require_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")

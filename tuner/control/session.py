@@ -1,7 +1,6 @@
-"""A study held by this process, with its lease, its folder, and its spec: what file, flags, orders and trials say.
+"""A study held by this process: its lease, its folder, and its spec, by what file, flags, orders and trials say.
 
-Settled starts are stored in place of the names in `warm_start`, so that neither new ranges nor a new best trial of an
-earlier study changes one that has run.
+Settled starts are stored in place of the names in `warm_start`: no new range or best trial changes one that has run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,11 +45,15 @@ class OpenStudy:
     """Columns that this run changes, until `accept` stores them with the spec."""
 
     def trial_folder(self, number: int) -> Path:
-        """Return the folder of a trial's checkpoints."""
         return self.folder / str(number)
 
+    def job(self, row: TrialRow) -> dict[str, Any]:
+        """Return what every job of a trial states (see `TrialJob`)."""
+        spec, of_row = self.spec, {name: getattr(row, name) for name in ("number", "config", "threads")}
+        of_study = {name: getattr(spec, name) for name in ("task", "trainer", "device")}
+        return {**of_row, **of_study, "folder": self.trial_folder(row.number), "ranks": spec.gpus_per_trial}
+
     def refresh(self, number: int) -> TrialRow:
-        """Reload a trial's row from the store."""
         return self.put(self.store.trial(self.row, number))
 
     def put(self, row: TrialRow) -> TrialRow:
@@ -63,8 +66,7 @@ class OpenStudy:
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
     """Take the study of `spec`, created if missing, and its folder: `folder`, unless its checkpoints are elsewhere.
 
-    The folder's lock is taken first, so a live controller here keeps it, even if a clock or a host's name is wrong. A
-    refusal changes nothing, and leaves no newly created study in the store.
+    The folder's lock comes first: a live controller keeps it whatever a clock says. A refusal leaves nothing behind.
 
     Raises:
         StudyError: another controller holds it, or its folder is on another host.
@@ -95,10 +97,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
 def reconcile(study: OpenStudy, flags: Mapping[str, float | str], *, from_file: bool) -> Iterator[str]:
     """Take the given spec and the folder as the study's, which `accept` stores; yield notes for the user.
 
-    Args:
-        study: The study; its spec becomes that of this run.
-        flags: Values of `--trials` and `--budget`, if given.
-        from_file: True if the given spec is a study file's, and not the stored one.
+    `flags` are those of `--trials` and `--budget`; `from_file`: the spec is a study file's, not the stored one.
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
@@ -156,10 +155,8 @@ FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 FILE, SET = "file", "set"
 
 Overrides = Mapping[str, Mapping[str, float | str | None]]
-"""Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since.
-
-An order's value holds until the file's own value changes or a flag of `run` gives another one.
-"""
+"""Per setting: `file`, the study file's value at the last run, if any; `set`, an order's since, which holds until the
+file's own value changes or a flag of `run` gives another one."""
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
@@ -247,7 +244,6 @@ def _settle_starts(
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
-    """Return True for the same warm start, or the same label, searched values, rate and β."""
     if one.source or other.source:
         return one.source == other.source
     names = {*spec.search, *OF_A_SCHEDULE}
@@ -258,10 +254,7 @@ def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
 
 
 def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
-    """Return the best trial of the study in `study:NAME`, moved into the ranges of `spec`.
-
-    Values without effect in that trial are left out, as the learning rate of one that found its own.
-    """
+    """Return the best trial of `study:NAME`, moved into the ranges of `spec`, without values that did nothing in it."""
     study = name.removeprefix(STUDY)
     try:
         view = read_study(store, study)

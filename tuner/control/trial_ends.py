@@ -1,15 +1,18 @@
-"""Records that a trial ended or was paused: in the store, in the trial's log and as an event."""
+"""What a report means for its trial, and how a trial ends or is paused: in the store, in its log and as an event."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
+from ppo_core.report import NextMove
 from tuner.control.events import Emit, TrialEnded, TrialSetAside
 from tuner.control.session import OpenStudy
 from tuner.control.trial_files import TrialFiles
+from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
 from tuner.judge.scoring import so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow
-from tuner.study.status import STOPPED_BY_PERSON, Status
+from tuner.study.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 
 
 class TrialEnds:
@@ -40,7 +43,6 @@ class TrialEnds:
         self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
 
     def finish(self, row: TrialRow, outcome: Outcome) -> None:
-        """Record a trial's final outcome."""
         study = self._study
         study.store.finish_trial(study.lease, row.id, outcome)
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
@@ -54,5 +56,45 @@ class TrialEnds:
         self._emit(TrialEnded(row, tally(self._study.rows, self._study.spec)))
 
     def note(self, number: int, line: str) -> None:
-        """Write a line to a trial's log."""
         trial_log.note(self._study.trial_folder(number), line)
+
+
+class Decision(NamedTuple):
+    """The next move for a trial after a report, with its reason."""
+
+    action: NextMove = NextMove.GO_ON
+    reason: Reason | None = None
+    """The rule that stops the trial."""
+
+
+NOTHING_DECIDED = Decision()
+
+
+def guarded(stepped: Stepped) -> Decision:
+    """Turn the guard's verdict into an action.
+
+    A trial to be ended is evaluated first if possible, so that its result is known; so is one about to cross the KL
+    budget, since its best checkpoint may be this one.
+    """
+    reason = stepped.reason
+    if reason is None:
+        return Decision(NextMove.EVALUATE) if stepped.is_near_budget and not _is_evaluated(stepped) else NOTHING_DECIDED
+    if not _is_evaluated(stepped):
+        return Decision(NextMove.EVALUATE)
+    return Decision(NextMove.STOP, reason)
+
+
+def _is_evaluated(stepped: Stepped) -> bool:
+    """Return True if a report has its evaluation, or cannot have one."""
+    return stepped.report.is_evaluation or stepped.is_again
+
+
+def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> NextMove:
+    """Return a worker's answer to a report: rules come first, then orders; `must_leave`: no trial is to run now."""
+    if decision.action is NextMove.EVALUATE:
+        return NextMove.EVALUATE
+    if decision.action is NextMove.STOP or wanted is Wanted.STOP:
+        return NextMove.STOP
+    if wanted is Wanted.PAUSE or must_leave:
+        return NextMove.LEAVE
+    return NextMove.GO_ON

@@ -2,24 +2,21 @@
 
 | a trial                               | keeps                                                               |
 |---------------------------------------|---------------------------------------------------------------------|
-| runs or waits, or a person paused it  | its newest two, its best within the KL budget, and up to 3 more     |
-|                                       | that are its best for other budgets                                 |
-| has ended                             | its newest, its best, and its part of the study's front             |
+| runs or waits, or a person paused it  | its newest two, its best in the KL budget, 3 best for other budgets |
+| has ended                             | its newest, its best, and its part of the study's front, 8 at most  |
 
-A fork also keeps the checkpoint that it started from. The first row is the job of the
-trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted
-here, and the study's front is later chosen from the ones it kept. The front has at most 8 checkpoints.
+A fork also keeps the checkpoint that it started from. The first row is the job of the trial's worker
+(`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted here, and the front is chosen from them later.
 """
 
 import logging
 import shutil
-import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.config.declare import HyperValue
@@ -32,27 +29,20 @@ from tuner.judge.scoring import kept_of_front, own_fronts
 from tuner.store import TrialRow
 
 _log = logging.getLogger(__name__)
-FORK_ATTEMPTS = 3
-"""Tries for a fork to copy a checkpoint that its running parent may delete meanwhile."""
 T = TypeVar("T")
 
 
 class FileWork:
-    """A thread for work on files: hashing, copying and deleting checkpoints takes from a second to minutes.
+    """A thread for work on files, which may take minutes; the loop, which alone uses the store, collects the results.
 
-    It runs jobs in sequence, while the controller's loop, which alone uses the store, goes on and collects the results.
-    Close it, or use it in a `with` statement.
+    Pieces are done one after another. Close it, or use it in a `with` statement.
     """
 
     def __init__(self) -> None:
         self.on_done: Callable[[], None] = lambda: None
         """Called in the worker thread when a piece is done and ready to `collect`."""
-        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open = 0
-        # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
-        self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "file work")
+        self._open: deque[tuple[Future[Any], Callable[[Future[Any]], None]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -63,46 +53,23 @@ class FileWork:
     @property
     def is_busy(self) -> bool:
         """True if any work is not done or not collected."""
-        return self._open > 0
+        return bool(self._open)
 
     def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Queue `work` for the worker thread, in order.
-
-        `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
-        """
-        outcome: Future[T] = Future()
-
-        def piece() -> None:
-            try:
-                outcome.set_result(work())
-            except Exception as error:
-                outcome.set_exception(error)
-            self._done.put(lambda: then(outcome))
-
-        self._open += 1
-        self._given.put(piece)
+        """Queue `work`, which uses neither store nor what the loop changes; `collect` calls `then` with the outcome."""
+        outcome = self._thread.submit(work)
+        self._open.append((outcome, then))
+        outcome.add_done_callback(lambda _: self.on_done())
 
     def collect(self) -> None:
         """Run the follow-ups of finished work in this thread; their errors are raised here."""
-        while not self._done.empty():
-            follow = self._done.get()
-            self._open -= 1
-            follow()
+        while self._open and self._open[0][0].done():
+            outcome, then = self._open.popleft()
+            then(outcome)
 
     def close(self, *, wait: bool = True) -> None:
         """Drop queued work and, unless `wait` is false, let the current piece finish."""
-        try:
-            while True:
-                self._given.get_nowait()
-        except Empty:
-            self._given.put(None)
-        if wait:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while (piece := self._given.get()) is not None:
-            piece()
-            self.on_done()
+        self._thread.shutdown(wait, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -123,10 +90,7 @@ class TrialFiles:
         self.work = FileWork()
 
     def prepare_resume(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
-        """Find the checkpoint and step that a trial resumes from, or None; see `tuner.files.folder`.
-
-        The outcome is a StoreError if the folder cannot be used.
-        """
+        """Find the checkpoint and step to resume a trial from, or None; a StoreError if the folder cannot be used."""
         folder = self._folder(row.number)
         try:
             is_new = not any(folder.glob("step-*"))
@@ -150,10 +114,7 @@ class TrialFiles:
         self.work.give(find, then)
 
     def tidy(self) -> None:
-        """Delete the checkpoints that the study no longer keeps: all but those in the table above.
-
-        A trial started meanwhile looks up its checkpoint in a later piece of work.
-        """
+        """Delete the checkpoints that the study no longer keeps: all but those in the table above."""
         rows, kl_budget = list(self._study.rows), self._study.spec.kl_budget
         fronts = own_fronts(self._study.store, rows)
 
@@ -190,15 +151,14 @@ class TrialFiles:
         episode: int | None,
         then: Callable[[Future[ForkPoint]], None],
     ) -> None:
-        """Copy the checkpoint from which a fork of `parent` starts to a folder `name` of the study, for `place_fork`.
-
-        May be repeated. On failure the outcome holds a ConfigError or CheckpointError.
-        """
+        """Copy the checkpoint that a fork of `parent` starts from to the study's folder `name`, for `place_fork`."""
         source, target = self._folder(parent.number), self._study.folder / name
 
         def fork() -> ForkPoint:
             try:
-                return fork_copy(source, target, parent.config, changes, episode)
+                chosen, step, at_episode = forks.choose(source, episode)
+                config = forks.check(parent.config, changes, at_episode)
+                return ForkPoint(forks.fork_files(chosen, target), step, at_episode, config)
             except Exception:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
@@ -235,29 +195,7 @@ def _unless_outage(outcome: Future[None]) -> None:
         outcome.result()
 
 
-def fork_copy(
-    source: Path, target: Path, config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int | None
-) -> ForkPoint:
-    """Copy the checkpoint at which a fork of the trial in folder `source` starts to the folder `target`."""
-    for attempts_left in reversed(range(FORK_ATTEMPTS)):
-        chosen, step, at_episode = forks.choose(source, episode)
-        fork_config = forks.check(config, changes, at_episode)
-        try:
-            return ForkPoint(forks.fork_files(chosen, target), step, at_episode, fork_config)
-        except CheckpointError:
-            if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
-                raise
-    raise AssertionError
-
-
 def to_delete(row: TrialRow, steps: Sequence[int], best: Path | None, front: Collection[tuple[int, int]]) -> list[int]:
-    """Return the steps of a trial's checkpoints to delete once it has ended.
-
-    Args:
-        row: The trial.
-        steps: Of its checkpoints, oldest first.
-        best: Its best checkpoint within the KL budget, if any.
-        front: The checkpoints of the study's front, as (trial, step).
-    """
+    """Return the steps to delete of a trial that ended: all but the last, `best`, and the (trial, step) on `front`."""
     kept = {row.fork_step, None if best is None else checkpoint.step_of(best)}
     return [step for step in steps[:-1] if step not in kept and (row.number, step) not in front]

@@ -59,9 +59,7 @@ class Engine(Protocol):
         """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         ...
 
-    def close(self) -> None:
-        """Kill all jobs and their processes."""
-        ...
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self

@@ -1,25 +1,22 @@
 """This machine's GPUs: list those that torch sees, and share one among several workers.
 
-Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their
-kernels run side by side; without it they take turns (docs.nvidia.com/deploy/mps). Each worker's memory is capped at
-its share, so that a growing trial does not starve its neighbours. A CUDA error ends its own process; MPS reports it to
-the others on that GPU, too, and trials that this ends resume from their checkpoints.
+Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their kernels
+run side by side (docs.nvidia.com/deploy/mps). Each worker's memory is capped at its share, so that a growing trial does
+not starve its neighbours. A CUDA error ends its process; with MPS also the others', which resume from checkpoints.
 """
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 from tuner.environment import to_copy
 
-_SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-_SEES_SECONDS = 120.0
-"""Timeout for torch to answer: its first import from a network file system is slow."""
+_SEES_SECONDS = 120.0  # timeout for torch to answer: its first import from a network file system is slow
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_SECONDS = 10.0
 _CONTEXT_BYTES = 512 * 2**20
@@ -27,31 +24,13 @@ _CONTEXT_BYTES = 512 * 2**20
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError if torch does not see one of the GPUs (as in CUDA_VISIBLE_DEVICES) or does not answer.
-
-    Each is tried in a new process that sees that GPU alone, as a worker does; this process loads neither torch nor
-    CUDA.
-    """
-    command = [sys.executable, "-c", _SEES_A_GPU]
-    processes = {
-        gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
-        for gpu in gpus
-    }
-    until = time.monotonic() + _SEES_SECONDS
-    try:
-        unseen = [gpu for gpu, process in processes.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
-    except subprocess.TimeoutExpired:
-        raise _no_answer() from None
-    finally:
-        for process in processes.values():
-            process.kill()
+    """Raise ConfigError if torch does not see one of the GPUs, each tried in a process of its own, as a worker is."""
+    with ThreadPoolExecutor() as pool:
+        counts = zip(gpus, pool.map(lambda gpu: _count({"CUDA_VISIBLE_DEVICES": gpu}), gpus), strict=True)
+        unseen = [gpu for gpu, count in counts if not count]
     if unseen:
         which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
         raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
-
-
-def _no_answer() -> ConfigError:
-    return ConfigError(f"torch does not answer within {_SEES_SECONDS:g} s which GPUs it sees; see: nvidia-smi")
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -60,14 +39,20 @@ def visible_gpus() -> tuple[str, ...]:
     Raises:
         ConfigError: torch does not answer, for example because the driver hangs.
     """
-    command = [sys.executable, "-c", _COUNT_GPUS]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
-    except subprocess.TimeoutExpired:
-        raise _no_answer() from None
-    count = int(output) if output.isdigit() else 0
+    count = _count({})
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return tuple(name.strip() for name in names.split(",")[:count])
+
+
+def _count(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs torch sees with these variables, in a new process: this one loads neither torch nor CUDA."""
+    command, environment = [sys.executable, "-c", _COUNT_GPUS], os.environ | variables
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SEES_SECONDS)
+    except subprocess.TimeoutExpired:
+        why = f"torch does not answer within {_SEES_SECONDS:g} s which GPUs it sees; see: nvidia-smi"
+        raise ConfigError(why) from None
+    return int(done.stdout) if done.stdout.strip().isdigit() else 0
 
 
 def mps_line() -> str:

@@ -52,11 +52,7 @@ class LocalEngine(Engine):
     """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
     def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: fewer than 1 worker, more than there is room for on the GPUs, or no GPU to share.
-        """
+        """Nothing is started yet; ConfigError for too few or too many workers, or no GPU to share."""
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
@@ -81,7 +77,6 @@ class LocalEngine(Engine):
 
     @property
     def _most(self) -> int:
-        """Number of jobs that the GPUs have room for; 0: there are none."""
         return len(self._gpus) * self._needs.trials_per_gpu
 
     def resize(self, workers: int) -> None:
@@ -94,11 +89,7 @@ class LocalEngine(Engine):
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to an idle worker, or to a new one.
-
-        Raises:
-            ConfigError: it asks for more processes than this engine's trials have.
-        """
+        """Give a job to an idle worker, or to a new one."""
         ranks = self._needs.gpus_per_trial
         if job.ranks > ranks:
             raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {ranks} here")
@@ -119,10 +110,7 @@ class LocalEngine(Engine):
         busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield them, each with its job.
-
-        A worker that has owed one for too long is killed, and `Lost`.
-        """
+        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for job in self._wait(timeout):
             yield job, self._receive(job)
         for job, busy in list(self._busy.items()):
@@ -156,7 +144,6 @@ class LocalEngine(Engine):
             self._needs.tell(f"{worker.stuck}; its place gets no further trial in this run")
 
     def _wait(self, timeout: float) -> list[JobId]:
-        """Wait until a timeout or deadline; return the jobs whose workers have a message or are dead."""
         jobs: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
             jobs |= {busy.worker.pipe: job, busy.worker.end_signal: job}

@@ -17,18 +17,10 @@ from multiprocessing import connection
 from typing import Any
 
 from ppo_core.report import NextMove
-from tuner.engine.protocol import (
-    GPU_VARIABLE,
-    SHARED_BY_VARIABLE,
-    Job,
-    Lost,
-    Message,
-)
+from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Job, Lost, Message
 
-_EXIT_SECONDS = 5.0
-"""Time a worker gets to exit once its pipe is closed."""
-_KILL_SECONDS = 20.0
-"""Time a killed worker may take to die: the kernel frees much memory slowly."""
+_EXIT_SECONDS = 5.0  # time a worker gets to exit once its pipe is closed
+_KILL_SECONDS = 20.0  # time a killed worker may take to die: the kernel frees much memory slowly
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Progress bars of libraries (transformers' too) would fill the log file."""
@@ -51,20 +43,15 @@ class WorkerProcess:
         gpu: str | None = None,
         shared_by: int = 1,
         launch: Mapping[str, str] | None = None,
-        held: Sequence[int] = (),
+        inherited: Sequence[int] = (),
     ) -> None:
         """Start the process; see `tuner.engine.worker.main`.
 
-        Args:
-            threads: Its share of the cores.
-            gpu: As CUDA_VISIBLE_DEVICES names it.
-            shared_by: Number of workers that share the GPU.
-            launch: Variables of its environment that describe a trial's other processes, as a launcher sets them.
-            held: File descriptors that it keeps open for as long as it lives, beside one of its own.
+        `gpu` is as CUDA_VISIBLE_DEVICES names it, for `shared_by` workers; `launch` has the variables that a launcher
+        sets for a trial's other processes; `inherited` are file descriptors to keep open for as long as it lives.
         """
         self.gpu = gpu
-        self.stuck: str | None = None
-        """One line, set if the process cannot be killed."""
+        self.stuck: str | None = None  # one line, set if the process cannot be killed
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
             variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu, SHARED_BY_VARIABLE: str(shared_by)}
@@ -72,13 +59,13 @@ class WorkerProcess:
         self.pipe: connection.Connection[Any, Message]
         self.pipe, theirs = multiprocessing.Pipe()
         self._all_dead, write_end = os.pipe()  # ends when the process and those of its trial are dead
-        held = [write_end, *held]
+        inherited = [write_end, *inherited]
         # No multiprocessing.Process: that one is reaped whenever another starts, and waited for without end at exit.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, held)],
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, inherited)],
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,  # which ends when this process does: its guard waits for that
-            pass_fds=[theirs.fileno(), *held],
+            pass_fds=[theirs.fileno(), *inherited],
             start_new_session=True,  # so that it has a group, and no terminal that could interrupt it or its children
         )
         self._pidfd = _pidfd(self._process.pid)
@@ -135,10 +122,7 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped, so the group is still its own
 
     def end(self) -> str:
-        """Wait for the process and its children, killing it if it lingers; return how it ended.
-
-        One that cannot be killed is left, and `stuck` is set.
-        """
+        """Wait for the process and its children, killing it if it lingers; return how it ended. `stuck`: it did not."""
         return end_all([self])[0]
 
     def _reap(self, until: float) -> str:

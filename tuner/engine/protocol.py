@@ -1,6 +1,5 @@
 """Messages between the controller and a worker process: plain data, one report up, one answer down."""
 
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,10 +16,7 @@ from tuner.study.status import Reason
 from tuner.study.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
-"""Variable with the GPU assigned to a worker."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
-"""Variable with the number of workers that share that GPU."""
-_TRACEBACK_LINES = 30
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
@@ -96,7 +92,6 @@ class ReadCheckpoint(TrialJob):
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint."""
         return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
 
 
@@ -176,14 +171,10 @@ class Checkpointed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error.
-
-    The process runs no other trial: a CUDA error, or memory still held, would fail it, too.
-    """
+    """The trial or the preparation raised an error, whose traceback is in the log. The process runs no other trial."""
 
     message: str
     """One line."""
-    traceback: str
     out_of_memory: bool = False
     is_for_user: bool = False
     """True if the message is one of ours and needs no traceback; a retry would end the same way."""
@@ -194,19 +185,16 @@ class Failed:
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
-        """Convert an error."""
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
-        place = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
-        lines = "".join(traceback.format_exception(error)).splitlines()
+        where = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
         return cls(
             message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
-            traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
             is_outage=is_outage(error),
-            cause=" at ".join(filter(None, (type(first).__name__, place))),
+            cause=" at ".join(filter(None, (type(first).__name__, where))),
         )
 
 

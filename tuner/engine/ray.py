@@ -23,28 +23,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from ppo_core.report import NextMove
+from tuner.engine import protocol
 from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
-from tuner.engine.protocol import (
-    Failed,
-    Job,
-    Lost,
-    Message,
-    Prepared,
-    PrepareTask,
-    Progress,
-    Stepped,
-    is_last,
-    is_worker_spent,
-)
 from tuner.engine.ray_cluster import Node, RayCluster, error_line
 from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
 
-_IDLE_SECONDS = 5.0
-"""Time for which an actor without a job keeps its share of the cluster."""
-_TELL_SECONDS = 5.0
-"""Delay before a change in waiting for cluster room is reported."""
-_STARTS = 20
-"""Actor starts to try for a job: Ray may still count on a node that has died."""
+_IDLE_SECONDS = 5.0  # time for which an actor without a job keeps its share of the cluster
+_TELL_SECONDS = 5.0  # delay before a change in waiting for cluster room is reported
+_STARTS = 20  # actor starts to try for a job: Ray may still count on a node that has died
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +49,9 @@ class _Relay:
 
     actor: Any
     share: _Share
-    node: str
-    """Name of the node; empty until Ray reports it."""
-    up: "Future[Any]"
-    """Completes when the actor has its share, or has died."""
-    node_id: str = ""
-    """Empty until it was greeted."""
+    node: str  # name of the node; empty until Ray reports it
+    up: "Future[Any]"  # completes when the actor has its share, or has died
+    node_id: str = ""  # empty until it was greeted
     idle_since: float = 0.0
 
 
@@ -76,16 +59,12 @@ class _Relay:
 class _Busy:
     """A worker at its job, or waiting to begin it."""
 
-    job: Job
+    job: protocol.Job
     relay: _Relay
-    watch: HangTimeout | None = None
-    """None while its actor waits for room in the cluster, or its node is checked."""
-    result: "Future[Any] | None" = None
-    """Result of the latest call to its actor."""
-    starts: int = 1
-    """Actors tried until one came up."""
-    is_first_here: bool = False
-    """True while its node prepares the task for it."""
+    watch: HangTimeout | None = None  # none while its actor waits for room in the cluster, or its node is checked
+    result: "Future[Any] | None" = None  # result of the latest call to its actor
+    starts: int = 1  # actors tried until one came up
+    is_first_here: bool = False  # true while its node prepares the task for it
 
 
 _Result = tuple[_Busy, "Future[Any]"]
@@ -95,11 +74,7 @@ class RayEngine(Engine):
     """Up to `workers` jobs at a time on a cluster's nodes. Close it, or use it in a `with` statement."""
 
     def __init__(self, cluster: RayCluster, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: the cluster has no node for a trial, or no GPU to share.
-        """
+        """Nothing is started yet; ConfigError if the cluster has no node for a trial, or no GPU to share."""
         self._cluster, self._needs, self._clock = cluster, needs, clock
         nodes = cluster.nodes()
         if not nodes:
@@ -118,16 +93,12 @@ class RayEngine(Engine):
         )
         self._token: Path | None = None
         self._prepares_on = 0
-        self._preparation: PrepareTask | None = None
-        self._prepared: set[str] = set()
-        """Ids of the nodes on which the task is prepared."""
-        self._idle: list[_Relay] = []
-        """Longest idle first."""
+        self._preparation: protocol.PrepareTask | None = None
+        self._prepared: set[str] = set()  # ids of the nodes on which the task is prepared
+        self._idle: list[_Relay] = []  # longest idle first
         self._busy: list[_Busy] = []
-        self._is_waiting = False
-        """True if the last notice was that jobs wait for room."""
-        self._was_right_at = clock()
-        """Time at which that notice was last true."""
+        self._is_waiting = False  # true if the last notice was that jobs wait for room
+        self._was_right_at = clock()  # time at which that notice was last true
         self._results: SimpleQueue[_Result | None] = SimpleQueue()
         self.resize(needs.workers)
 
@@ -142,17 +113,14 @@ class RayEngine(Engine):
         while self._idle and len(self._idle) + len(self._busy) > workers:
             _kill(self._idle.pop(0))
 
-    def start(self, job: Job) -> None:
+    def start(self, job: protocol.Job) -> None:
         """Give a job to a worker once the cluster has room for it.
 
         A task is prepared on the nodes that have room, until one is ready; on any other one before its first trial.
-
-        Raises:
-            ConfigError: no node has what it asks for.
         """
         share = self._share(job)
         job = replace(job, folder=job.folder.absolute())
-        if isinstance(job, PrepareTask):
+        if isinstance(job, protocol.PrepareTask):
             self._write_token(job.folder)
             self._preparation = job
             nodes = self._cluster.nodes()
@@ -176,11 +144,8 @@ class RayEngine(Engine):
         if busy.watch is not None:
             busy.watch.answered(self._clock())
 
-    def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield them, each with its job.
-
-        A worker that has owed one for too long is killed, and `Lost`.
-        """
+    def events(self, timeout: float) -> Iterator[tuple[JobId, protocol.Message]]:
+        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for busy, result in self._wait(timeout):
             if busy in self._busy and busy.result is result:  # ignore calls given up meanwhile
                 message = self._receive(busy, result)
@@ -189,7 +154,7 @@ class RayEngine(Engine):
         for busy in list(self._busy):
             silence = None if busy.watch is None else busy.watch.verdict(self._clock())
             if silence is not None and self._results.empty():  # it may have sent one while others were received
-                yield busy.job.number, self._end(busy, Lost(silence))
+                yield busy.job.number, self._end(busy, protocol.Lost(silence))
         while self._idle and self._clock() - self._idle[0].idle_since >= _IDLE_SECONDS:
             _kill(self._idle.pop(0))
         self._note_waiting()
@@ -207,8 +172,8 @@ class RayEngine(Engine):
 
     # Resources and actors
 
-    def _share(self, job: Job) -> _Share:
-        threads = self._threads if isinstance(job, PrepareTask) else job.threads
+    def _share(self, job: protocol.Job) -> _Share:
+        threads = self._threads if isinstance(job, protocol.PrepareTask) else job.threads
         cpus = min(threads * job.ranks, int(self._most.cpus))  # threads that share a core give the same weights
         shared_by = self._needs.trials_per_gpu
         if not self._has_gpus or job.device == "cpu":
@@ -238,7 +203,7 @@ class RayEngine(Engine):
         actor = ray.remote(NodeWorker).options(**options).remote(setup)
         return _Relay(actor, share, "" if node is None else node.name, actor.__ray_ready__.remote().future())
 
-    def _greet(self, job: Job, relay: _Relay) -> None:
+    def _greet(self, job: protocol.Job, relay: _Relay) -> None:
         busy = _Busy(job, relay)
         self._busy.append(busy)
         self._expect(busy, relay.actor.greet.remote())
@@ -251,7 +216,7 @@ class RayEngine(Engine):
         busy.watch = HangTimeout(self._needs.settings, job, self._clock())
         self._exchange(busy, job)
 
-    def _exchange(self, busy: _Busy, word: Job | NextMove | None) -> None:
+    def _exchange(self, busy: _Busy, word: protocol.Job | NextMove | None) -> None:
         self._expect(busy, busy.relay.actor.exchange.remote(word))
 
     def _expect(self, busy: _Busy, call: Any) -> None:
@@ -261,7 +226,6 @@ class RayEngine(Engine):
     # Results of calls
 
     def _wait(self, timeout: float) -> "list[_Result]":
-        """Wait for a call to end, a deadline, or `wake`; return the results of the calls that ended."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
         results: list[_Result | None] = []
         with suppress(Empty):
@@ -270,13 +234,13 @@ class RayEngine(Engine):
                 results.append(self._results.get_nowait())
         return [each for each in results if each is not None]
 
-    def _receive(self, busy: _Busy, result: "Future[Any]") -> Message | None:
+    def _receive(self, busy: _Busy, result: "Future[Any]") -> protocol.Message | None:
         """Convert a call's result to a message for the controller, or None; then ask the worker for the next."""
         try:
-            message: Message | Greeting = result.result()
+            message: protocol.Message | Greeting = result.result()
         except RayError as error:
             lost, job_id = self._lost(busy, error), busy.job.number
-            if isinstance(lost, Lost) and busy.watch is None and job_id is not None and busy.starts < _STARTS:
+            if isinstance(lost, protocol.Lost) and busy.watch is None and job_id is not None and busy.starts < _STARTS:
                 _kill(busy.relay)
                 busy.relay, busy.starts = self._new_relay(busy.relay.share), busy.starts + 1
                 self._expect(busy, busy.relay.actor.greet.remote())
@@ -286,32 +250,32 @@ class RayEngine(Engine):
             names = {node.id: node.name for node in self._cluster.nodes()}
             busy.relay.node_id, busy.relay.node = message.node_id, names.get(message.node_id, message.host)
             if message.problem is not None:
-                return self._end(busy, Failed(f"node {busy.relay.node} {message.problem}", "", is_for_user=True))
+                return self._end(busy, protocol.Failed(f"node {busy.relay.node} {message.problem}", is_for_user=True))
             self._begin(busy)
             return None
         if busy.watch is not None:
             busy.watch.heard(message, self._clock())
-        if isinstance(message, Prepared):
+        if isinstance(message, protocol.Prepared):
             self._prepared.add(busy.relay.node_id)
             if busy.is_first_here:
                 self._begin(busy)
                 return None
-        if isinstance(message, Failed) and busy.job.number is None:
+        if isinstance(message, protocol.Failed) and busy.job.number is None:
             message = replace(message, message=f"node {busy.relay.node}: {message.message}")
-        if is_last(message):
+        if protocol.is_last(message):
             return self._end(busy, message)
-        if not isinstance(message, Stepped):
+        if not isinstance(message, protocol.Stepped):
             self._exchange(busy, None)
-        if isinstance(message, Progress) and busy.is_first_here:
+        if isinstance(message, protocol.Progress) and busy.is_first_here:
             return None
-        if isinstance(message, Progress) and self._prepares_on > 1:
+        if isinstance(message, protocol.Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
 
-    def _end(self, busy: _Busy, message: Message) -> Message:
+    def _end(self, busy: _Busy, message: protocol.Message) -> protocol.Message:
         """Keep or end the worker of an ended job, and end other preparations of the task; return its message."""
         self._busy.remove(busy)
-        is_spent = is_worker_spent(message)
+        is_spent = protocol.is_worker_spent(message)
         if is_spent:
             _kill(busy.relay)
         else:
@@ -344,18 +308,20 @@ class RayEngine(Engine):
             self._is_waiting = waiting is not None
             self._needs.tell("the cluster has room again" if waiting is None else _lack(waiting))
 
-    def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
-        """Return the message to report for an actor that did not answer."""
+    def _lost(self, busy: _Busy, error: RayError) -> protocol.Failed | protocol.Lost:
         node, text = busy.relay.node or "a node", str(error)
         missing = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", text)
         if missing is not None:
             why = f"node {node} cannot run ppo-tuner: {missing[1]}; install the controller's version on all nodes"
-            return Failed(why, text, is_for_user=True)
+            return protocol.Failed(why, is_for_user=True)
         if not isinstance(error, RayActorError):
-            return Failed(f"node {node}: {error_line(error)}", text)
+            _log.error("node %s: %s", node, text)
+            return protocol.Failed(f"node {node}: {error_line(error)}")
         if "node has died" in text:
-            return Lost(f"node {node} died")
-        return Lost(f"node {node} cannot be reached" if "unavailable" in text else f"its actor on node {node} died")
+            return protocol.Lost(f"node {node} died")
+        return protocol.Lost(
+            f"node {node} cannot be reached" if "unavailable" in text else f"its actor on node {node} died"
+        )
 
 
 def _kill(relay: _Relay) -> None:
@@ -366,7 +332,7 @@ def _kill(relay: _Relay) -> None:
         _log.debug("an actor on %s could not be ended", relay.node)
 
 
-def _who(job: Job) -> str:
+def _who(job: protocol.Job) -> str:
     return "the task's preparation" if job.number is None else f"trial {job.number}"
 
 

@@ -18,12 +18,10 @@ from ppo_core.output import pluralize
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""
 _LOCAL = "local"
-_STORE_BYTES = 80 * 2**20
-"""Size of the object store of a cluster started here; messages are a few kilobytes each."""
+_STORE_BYTES = 80 * 2**20  # size of the object store of a cluster started here; messages are a few kilobytes each
 _CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
 """Total time to retry a connection, and the pause between two tries."""
-_LONGEST = 400
-"""Longest error, in characters, that is shown whole."""
+_LONGEST = 400  # longest error, in characters, that is shown whole
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,7 @@ class RayCluster:
     """A connection to a cluster; use it in a `with` statement."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Not connected yet.
-
-        Args:
-            address: Such as `ray://host:10001`, or `auto` on one of its nodes; None: that in RAY_ADDRESS, else a
-                cluster of this machine alone, which is started and ends with the connection.
-        """
+        """Not connected yet. `address`: `ray://host:10001` or `auto`; None: RAY_ADDRESS, else one started here."""
         self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
 
     def __enter__(self) -> Self:
@@ -103,11 +96,7 @@ class _WithoutRay:
 
 
 def _connect(address: str, **options: Any) -> None:
-    """Connect to a cluster, retrying while a node that has only just started is not ready.
-
-    Raises:
-        ConfigError: nobody listens at the address, or connecting fails for `_CONNECT_SECONDS`.
-    """
+    """Connect, retrying while a node that has just started is not ready; ConfigError: nobody listens, or time is up."""
     until = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:

@@ -1,10 +1,8 @@
 """The node's side of the Ray engine: one worker process, and the checks of its node. Imports no Ray.
 
-The worker process is that of the local engine, so it is isolated, logged, and ended with all its children in the same
-way: here, when the actor around it ends, by a kill or with its node.
-
-All nodes must see the study's folder, where trials read and write checkpoints. The controller writes a token there in
-each run, and a node that cannot read it runs nothing.
+The worker process is that of the local engine, ended with all its children when the actor around it ends, by a kill or
+with its node. All nodes must see the study's folder, where trials read and write checkpoints: the controller writes a
+token there in each run, and a node that cannot read it runs nothing.
 """
 
 import hashlib

@@ -23,51 +23,38 @@ from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
 from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located
 from ppo_core.report import NextMove, Sample, StepReport, Trainer
+from tuner.engine import protocol
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import (
-    Checkpointed,
-    CheckpointResult,
-    Ended,
-    Phase,
-    ReadCheckpoint,
-    Split,
-    Stepped,
-    TrialJob,
-    TrialSpec,
-)
 from tuner.judge.guard import Guard
 from tuner.study.status import Reason
 from tuner.study.study_file import import_object
 
-LONGEST_STEP = "longest_step"
-"""Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
+LONGEST_STEP = "longest_step"  # key in a checkpoint's `extra` of the trial's longest step so far, in seconds
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
 MOST = 2**31 - 1
 """Highest step and episode: databases hold no larger ones."""
 MOST_METRIC = 3.4e38
 """Largest number that a metric may have: float32 holds no larger ones, and with much larger ones sums overflow."""
-Ask = Callable[[Stepped], NextMove]
+Ask = Callable[[protocol.Stepped], NextMove]
 
 
-def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Checkpointed:
-    """Run one trial; `ask` reports each step and returns whether to go on.
-
-    Every process of a trial runs this, and rank 0 alone asks. `enter` is called before a checkpoint is saved and before
-    the next step.
-    """
+def run_trial(
+    spec: protocol.TrialSpec, ask: Ask, enter: Callable[[protocol.Phase], None] = lambda _: None
+) -> protocol.Ended | protocol.Checkpointed:
+    """Run one trial, in each of its processes; rank 0 asks after each step if it goes on. `enter` names the phase."""
     trial = _Trial(spec, ask, enter)
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
     move = drive(staged, _make_keeper(spec, staged.trainer), trial)
     trial.require_a_step()
-    return Checkpointed() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
+    return protocol.Checkpointed() if move is NextMove.LEAVE else protocol.Ended(is_worker_spent=trial.has_raised)
 
 
 class _Trial(Hooks):
     """A trial in progress: its guard, its clock, and the controller that is asked."""
 
-    def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
+    def __init__(self, spec: protocol.TrialSpec, ask: Ask, enter: Callable[[protocol.Phase], None]) -> None:
         self._last_report = time.perf_counter()
         extra = {} if spec.resume_from is None else checkpoint.verify(spec.resume_from)["extra"]
         self._ask, self._enter, self._trainer = ask, enter, spec.trainer
@@ -94,10 +81,9 @@ class _Trial(Hooks):
             raise ConfigError(f'trainer "{self._trainer}" made no step; expected a StepReport per iteration')
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
-        """Ask the controller."""
         self._longest_step = max(self._longest_step, seconds)
         before, self._last_report = self._last_report, time.perf_counter()
-        message = Stepped(
+        message = protocol.Stepped(
             replace(report, metrics={name: float(value) for name, value in report.metrics.items()}),
             self._last_report - before,  # saving and waiting included
             self._longest_step,
@@ -122,14 +108,11 @@ class _Trial(Hooks):
 
     def enter(self, *, saving: bool) -> None:
         """Tell the controller, whose time limits differ."""
-        self._enter(Phase.SAVING if saving else Phase.STEPPING)
+        self._enter(protocol.Phase.SAVING if saving else protocol.Phase.STEPPING)
 
 
 def require_next(report: StepReport, before: tuple[int, int] | None, config: PPOConfig) -> None:
-    """Raise ConfigError unless a report of any trainer can follow the step and episode `before` in a run of `config`.
-
-    A study counts what a trial costs, and how far it is, in its steps and episodes: they grow, up to the run's end.
-    """
+    """Raise ConfigError unless a report can follow `before`: steps and episodes grow, up to the run's end."""
     if not isinstance(report, StepReport):
         raise ConfigError(f"it yielded {type(report).__name__}; expected a StepReport per iteration")
     last_step, last_episode = (-1, -1) if before is None else before
@@ -166,27 +149,24 @@ def plain(value: Any) -> Any:
     return value
 
 
-READERS: Mapping[Split, str] = {"eval": "evaluated_again", "test": "tested"}
+READERS: Mapping[protocol.Split, str] = {"eval": "evaluated_again", "test": "tested"}
 """A trainer's method that reads a split."""
 
 
-def read_checkpoint(job: ReadCheckpoint) -> CheckpointResult:
+def read_checkpoint(job: protocol.ReadCheckpoint) -> protocol.CheckpointResult:
     """Evaluate a checkpoint on a split."""
     start = time.perf_counter()
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     evaluate = getattr(trainer, READERS[job.split], None)
     if evaluate is None:
-        return CheckpointResult(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
+        return protocol.CheckpointResult(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
     reading = evaluate()
     why_not = f"the task {job.task} has no {job.split} prompts" if reading is None else None
-    return CheckpointResult(reading, why_not, time.perf_counter() - start)
+    return protocol.CheckpointResult(reading, why_not, time.perf_counter() - start)
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
-    """Return the report with an evaluation, or unchanged if the policy cannot be evaluated.
-
-    The second value is True if the evaluation raised an error, which may have left the process unusable.
-    """
+    """Return the report with an evaluation if the policy can be evaluated, and True if that raised an error."""
     if report.is_evaluation:
         return report, False
     try:
@@ -200,8 +180,7 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
     return evaluated if all(map(math.isfinite, readings)) else report, False
 
 
-def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
-    """Return the trial's checkpoint keeper; raises NoRoomError if the disk is too full for its checkpoints."""
+def _make_keeper(spec: protocol.TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     on_rank_zero(lambda: require_room(trainer, spec.folder))
     return CheckpointKeeper(
         spec.folder,
@@ -212,7 +191,7 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     )
 
 
-def _make_trainer(job: TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
+def _make_trainer(job: protocol.TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
     factory = import_object(job.trainer, "trainer")
     _set_torch_threads(job.threads)
     limit_memory()

@@ -1,8 +1,8 @@
 """The worker process: prepares tasks and runs trials for the controller, one at a time.
 
-It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
-engine ends it, since the error may have left the device unusable. It never touches the store or the sampler, and
-imports torch only if the trainer does. Its output and its children's is appended to the log of the trial it runs.
+It is kept from trial to trial, with the trainer's module imported and its models cached; after an error the engine ends
+it. It never touches the store or the sampler, and imports torch only if the trainer does. Its output and its children's
+is appended to the log of the trial it runs.
 """
 
 import ctypes
@@ -29,21 +29,9 @@ from ppo_core.distributed import launch as launched
 from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import get_task
 from ppo_core.report import NextMove
+from tuner.engine import protocol
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.process import WorkerProcess, end_all
-from tuner.engine.protocol import (
-    Entered,
-    Failed,
-    Job,
-    Lost,
-    Message,
-    Prepared,
-    PrepareTask,
-    Progress,
-    ReadCheckpoint,
-    Stepped,
-    TrialSpec,
-)
 from tuner.engine.run_trial import read_checkpoint, run_trial
 from tuner.environment import existing
 from tuner.files import trial_log
@@ -52,58 +40,52 @@ from tuner.files import trial_log
 class ControllerPipe:
     """The controller, at the other end of the worker's pipe; the process exits when the pipe closes."""
 
-    def __init__(self, pipe: "connection.Connection[Message, Job | NextMove]") -> None:
+    def __init__(self, pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]") -> None:
         self._pipe = pipe
 
-    def next_job(self) -> Job:
-        """Wait for a job."""
+    def next_job(self) -> protocol.Job:
         job = self._receive()
         assert not isinstance(job, NextMove)
         return job
 
-    def emit(self, message: Message) -> None:
-        """Send a message."""
+    def emit(self, message: protocol.Message) -> None:
         try:
             self._pipe.send(message)
         except OSError:
             sys.exit(0)
 
-    def ask(self, report: Stepped) -> NextMove:
+    def ask(self, report: protocol.Stepped) -> NextMove:
         """Report a step, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
         assert isinstance(answer, NextMove)
         return answer
 
-    def _receive(self) -> Job | NextMove:
+    def _receive(self) -> protocol.Job | NextMove:
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[Message, Job | NextMove]", held: Sequence[int]) -> None:
-    """Do the jobs from the pipe until it closes, keeping the file descriptors in `held` open."""
+def main(pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]", inherited: Sequence[int]) -> None:
+    """Do the jobs from the pipe until it closes, keeping the file descriptors in `inherited` open."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
-    for each in (pipe.fileno(), *held):
+    for each in (pipe.fileno(), *inherited):
         os.set_inheritable(each, False)
-    for each in held:  # a child may outlive this process
+    for each in inherited:  # a child may outlive this process
         os.register_at_fork(after_in_child=partial(os.close, each))
     _end_with_controller()
     line_buffer_output()
     faulthandler.enable()
     controller = ControllerPipe(pipe)
     while True:
-        controller.emit(_carry_out(controller.next_job(), controller, held))
+        controller.emit(_carry_out(controller.next_job(), controller, inherited))
         _free_memory()
 
 
 def _end_with_controller() -> None:
-    """Have this process and its children killed when the controller dies, even if they hang.
-
-    A guard in their process group does it, so the group's id cannot be reused. This process could not: it may be
-    suspended, or hang in a library.
-    """
+    """Have this process and its children killed when the controller dies, by a guard in their process group."""
     with suppress(OSError):  # without a shell it ends at its next report
         os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -111,20 +93,20 @@ def _end_with_controller() -> None:
     os.close(nothing)
 
 
-def _carry_out(job: Job, controller: ControllerPipe, held: Sequence[int]) -> Message:
+def _carry_out(job: protocol.Job, controller: ControllerPipe, inherited: Sequence[int]) -> protocol.Message:
     """Do a job and return its last message; an error of the task or the trainer becomes a `Failed`."""
     _begin_log(job)
     try:
-        if isinstance(job, PrepareTask):
+        if isinstance(job, protocol.PrepareTask):
             return _prepare(job, controller)
         if job.ranks > launched.size():
-            return _supervise(job, controller, held)
-        if isinstance(job, ReadCheckpoint):
+            return _supervise(job, controller, inherited)
+        if isinstance(job, protocol.ReadCheckpoint):
             return read_checkpoint(job)
-        return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
+        return run_trial(job, controller.ask, lambda phase: controller.emit(protocol.Entered(phase)))
     except Exception as error:
         traceback.print_exception(error)
-        return Failed.of(error)
+        return protocol.Failed.of(error)
     finally:
         flush_output()
 
@@ -135,13 +117,12 @@ def _forget_shown_warnings() -> None:
         pass
 
 
-def _begin_log(job: Job) -> None:
-    """Send all output from now on to the job's log."""
-    if isinstance(job, TrialSpec):
+def _begin_log(job: protocol.Job) -> None:
+    if isinstance(job, protocol.TrialSpec):
         path = trial_log.path_of(job.folder)
         begins = "starts" if job.resume_from is None else f"resumes from step {checkpoint.step_of(job.resume_from)}"
         what = f"trial {job.number} {begins}"
-    elif isinstance(job, ReadCheckpoint):
+    elif isinstance(job, protocol.ReadCheckpoint):
         path = trial_log.path_of(job.folder)
         what = f"trial {job.number} is evaluated at step {job.step} on the {job.split} prompts"
     else:
@@ -154,9 +135,9 @@ def _begin_log(job: Job) -> None:
     send_output_to(path)
 
 
-def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
+def _prepare(job: protocol.PrepareTask, controller: ControllerPipe) -> protocol.Prepared:
     task = get_task(job.task)
-    assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
+    assets = task.prepare(lambda what, share: controller.emit(protocol.Progress(what, share)))
     if job.configs:
         from ppo_core.loading import fits, ready
 
@@ -164,33 +145,31 @@ def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
         limit_memory()
         configs = [PPOConfig.from_dict(config) for config in job.configs]
         for note in ready.require_ready(configs, task, assets, tries_rewards=job.tries_rewards):
-            controller.emit(Progress(note, 1.0))
+            controller.emit(protocol.Progress(note, 1.0))
         largest = fits.largest(configs, task, assets, job.device)
         if largest is not None:
-            controller.emit(Progress(f"the largest trial: {fits.line(*largest)}", 1.0))
+            controller.emit(protocol.Progress(f"the largest trial: {fits.line(*largest)}", 1.0))
             one = largest[0].checkpoint
             sizes = (one, job.checkpoints * one, shutil.disk_usage(existing(job.folder)).free)
             each, most, free = map(checkpoint.size, sizes)
-            controller.emit(Progress(f"checkpoints of {each}, up to {most} in all; {free} are free", 1.0))
-    return Prepared(digests(task, assets, job.value_models))
+            controller.emit(protocol.Progress(f"checkpoints of {each}, up to {most} in all; {free} are free", 1.0))
+    return protocol.Prepared(digests(task, assets, job.value_models))
 
 
-_NOTICE_SECONDS = 2.0
-"""Tolerance: a broken connection may be noticed this much before the death that broke it."""
+_NOTICE_SECONDS = 2.0  # tolerance: a broken connection may be noticed this much before the death that broke it
 
 
-def _supervise(job: TrialSpec | ReadCheckpoint, controller: ControllerPipe, held: Sequence[int]) -> Message:
-    """Run a job on several processes and return its last message; if one fails or dies, all are ended.
-
-    Each is a worker, and this process is its controller: rank 0's reports are passed on and answered.
-    """
+def _supervise(
+    job: protocol.TrialSpec | protocol.ReadCheckpoint, controller: ControllerPipe, inherited: Sequence[int]
+) -> protocol.Message:
+    """Run a job on several processes, as their controller, and return its last message; if one fails, all are ended."""
     count, port = str(job.ranks), str(_free_port())
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks: list[WorkerProcess] = []
     try:
         for rank in range(job.ranks):
             launch = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(WorkerProcess(job.threads, launch=launch, held=held))
+            ranks.append(WorkerProcess(job.threads, launch=launch, inherited=inherited))
             ranks[rank].give(job)
         while True:
             ends = {each.end_signal for each in ranks}
@@ -199,16 +178,16 @@ def _supervise(job: TrialSpec | ReadCheckpoint, controller: ControllerPipe, held
                 if each.pipe not in ready and each.end_signal not in ready:
                     continue
                 message = each.receive()
-                if isinstance(message, Lost):
+                if isinstance(message, protocol.Lost):
                     ranks.remove(each)
                     sys.exit(f"rank {rank} of {count} ended: {message.how}")
-                if isinstance(message, Failed):
+                if isinstance(message, protocol.Failed):
                     print(f"rank {rank} of {count} failed: {message.message}", file=sys.stderr)
                     if message.is_for_user or not connection.wait(ends, _NOTICE_SECONDS):
                         return message
-                elif rank == 0 and isinstance(message, Stepped):
+                elif rank == 0 and isinstance(message, protocol.Stepped):
                     each.give(controller.ask(message))
-                elif rank == 0 and isinstance(message, Entered):
+                elif rank == 0 and isinstance(message, protocol.Entered):
                     controller.emit(message)
                 elif rank == 0:
                     return message
@@ -225,7 +204,6 @@ def _free_port() -> int:
 
 
 def _free_memory() -> None:
-    """Free the last trial's memory, so that the next one finds the device empty."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,8 +1,8 @@
 """Export a study as a folder of plain files, as of one moment; the folder appears only when complete.
 
-It holds `study.json` and five tables, in one of two formats. Tables have the store's columns, in its order; trials
-are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In CSV
-every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
+It holds `study.json` and five tables, in one of two formats, with the store's columns; trials are named by number.
+Times are seconds since the epoch (UTC), durations seconds. In CSV every text is quoted, so that an empty one
+(`""`) differs from a missing value (nothing).
 """
 
 import json
@@ -19,7 +19,7 @@ from sqlalchemy import JSON, Boolean, ColumnElement, Connection, Float, Integer,
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.exchange import SUFFIXES
 from tuner.store import Store, schema
-from tuner.store.bulk import chunks, snapshot, stream
+from tuner.store.bulk import chunks, snapshot
 from tuner.store.schema import SCHEMA_VERSION
 
 FORMAT = "PPO Tuner study"
@@ -42,16 +42,10 @@ class TableLayout:
         return self.name + SUFFIXES[fmt]
 
 
-_TYPES: tuple[tuple[type[Any], str], ...] = (
-    (Integer, "int64"),
-    (Float, "float64"),
-    (Boolean, "bool"),
-    (JSON, "json"),
-)
+_TYPES: tuple[tuple[type[Any], str], ...] = ((Integer, "int64"), (Float, "float64"), (Boolean, "bool"), (JSON, "json"))
 
 
 def _fields(table: Table, *without: str) -> dict[str, str]:
-    """Return the types of a table's columns, by name."""
     fields = {}
     for column in table.c:
         if column.name not in without:
@@ -66,7 +60,6 @@ OF_TRIALS = tuple(
 TABLES = (TRIALS, *OF_TRIALS)
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
-"""Fields of each order in `study.json`."""
 STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
 """Columns of the study in `study.json`, beside its name and spec."""
 
@@ -81,20 +74,14 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
     """
     study_id = store.study(name).id
     require_free(folder, replace)
-    part, old = (folder.parent / f".{folder.name}.{uuid.uuid4().hex}.{what}" for what in ("part", "old"))
+    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
         part.mkdir(parents=True)
         with snapshot(store) as connection:
             rows = _write_files(connection, study_id, part, fmt)
         if folder.exists():
-            folder.rename(old)
-        try:
-            part.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(folder)
+        part.rename(folder)
     except PPOTunerError:
         raise
     except OSError as error:
@@ -127,20 +114,19 @@ def _is_export(folder: Path) -> bool:
 
 
 def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
-    """Write all files; return the number of rows by table."""
     trials, studies, orders = schema.trials, schema.studies, schema.orders
     study = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
     is_own = trials.c.study_id == study_id
     columns: list[ColumnElement[Any]] = [trials.c[name] for name in TRIALS.fields]
     query = select(*columns).where(is_own).order_by(trials.c.number)
-    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, query))}
+    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, chunks(connection, query))}
     for layout, table in zip(OF_TRIALS, schema.OF_TRIALS.values(), strict=True):
         key = [column for column in table.primary_key if column.name != "trial_id"]
         columns = [trials.c.number.label("trial"), *(table.c[name] for name in layout.fields if name != "trial")]
         query = select(*columns).join_from(trials, table).where(is_own).order_by(trials.c.number, *key)
-        rows[layout.name] = _write_table(folder, layout, fmt, stream(connection, query))
+        rows[layout.name] = _write_table(folder, layout, fmt, chunks(connection, query))
     columns = [orders.c[name] for name in ORDER_FIELDS]
-    placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
+    placed = connection.execute(select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -150,14 +136,13 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
         **{name: study[name] for name in STUDY_FIELDS},
         "spec": study["spec"],
         "rows": rows,
-        "orders": list(placed),
+        "orders": [dict(row) for row in placed.mappings()],
     }
     (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
     return rows
 
 
-def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
-    """Write a table's file; return its number of rows."""
+def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[list[Row]]) -> int:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -167,7 +152,7 @@ def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]
     path = folder / table.file(fmt)
     count = 0
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
-        for chunk in chunks(rows):
+        for chunk in rows:
             for row in chunk:
                 # In ASCII, which can also hold half a UTF-16 pair.
                 row |= {

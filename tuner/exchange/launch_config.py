@@ -64,24 +64,16 @@ def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchCo
     if answer is not None and answer.confirmed is not None:
         values["total_episodes"] = answer.confirmed.length
     config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
-    checkpoint = forks.value_checkpoint(store, view.row, trial)
     return LaunchConfig(
         trial,
         config,
-        tuple(_facts(store, view, trial, config, answer, checkpoint)),
+        tuple(_facts(store, view, trial, config, answer)),
         view.spec.kl_budget,
         _readings(store, _run(view, trial, config)),
     )
 
 
-def _facts(
-    store: Store,
-    view: StudyView,
-    trial: TrialRow,
-    config: PPOConfig,
-    answer: Answer | None,
-    checkpoint: ValueCheckpoint | None,
-) -> Iterator[str]:
+def _facts(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, answer: Answer | None) -> Iterator[str]:
     yield f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.'
     has_value, whole = trial.value is not None and math.isfinite(trial.value), config.whole_episodes()
     if answer is not None:
@@ -93,7 +85,7 @@ def _facts(
             result = f"It has no value yet (status {trial.shown_status})"
         yield f"{result}; the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}."
     if has_value and (answer is None or answer.confirmed is None):
-        yield from _checkpoint_facts(trial, config, checkpoint)
+        yield from _checkpoint_facts(trial, config, forks.value_checkpoint(store, view.row, trial))
     elif answer is not None and answer.confirmed is not None and max(answer.confirmed.episodes.values()) < whole:
         yield (
             f"Its runs' best checkpoints, which were read, came before their end of {whole} episodes: evaluate on the "

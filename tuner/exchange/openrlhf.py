@@ -12,7 +12,6 @@ _SCHEDULES = {"cosine": _FLOORED} | {name: name for name in ("linear", "constant
 
 
 def _prompts(episodes: int, ours: Ours) -> int:
-    """Return the number of prompts in a run, in whole rollout batches."""
     batch = int(ours["batch_size"])
     return -(-episodes // batch) * batch // int(ours["num_generations"])
 

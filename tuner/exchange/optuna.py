@@ -1,18 +1,11 @@
 """A study in a storage of Optuna's own, for optuna-dashboard and Optuna's command line. No torch.
 
-It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
-all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
-exported as the sampler reads it (see `tuner.search.optuna_trials`; trials that are not the search's own are FAIL),
-except that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
-constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
-within the KL budget. So of the search's own trials
-
-- each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
-- each other COMPLETE one has a constraint over 0.
-
-In three cases Optuna names another trial: if a fork is the best one, if second readings chose another than the highest
-value, or if several share that, of which ours is the reference or has the lowest KL. The study's user attribute
-`best_trial` is always the number of ours.
+All trials are added through Optuna's public interface, in order, so they keep their numbers. One that has not ended is
+RUNNING. One that has is as the sampler reads it (see `tuner.search.optuna_trials`; those that are not the search's own
+are FAIL), except that Optuna's best trial, the COMPLETE one of the highest value whose constraints are at most 0, must
+be ours. So of the search's own trials each that is eligible as our best is COMPLETE with such a constraint, however it
+ended, and each other COMPLETE one has a constraint over 0. Optuna names another one still if a fork is the best, if
+second readings chose another than the highest value, or if several share that: the user attribute `best_trial` is ours.
 
 Intermediate values are the eval reward by episode. Optuna has one series per trial, so the eval KL by episode is the
 user attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
@@ -49,20 +42,11 @@ _EVALUATION = ("eval/reward", "eval/kl")
 
 
 def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = False) -> tuple[str, list[TrialRow]]:
-    """Write the study `name` to a storage of Optuna's.
-
-    Args:
-        store: Our store.
-        name: The study's name, in the storage too.
-        output: An SQLite file, or the URL of a database; created if there is none.
-        replace: True to delete a study of that name there first.
-
-    Returns:
-        The storage's URL for Optuna's tools, with its password hidden, and the trials as written.
+    """Write the study `name` to Optuna's storage `output`; return its URL without a password, and the trials.
 
     Raises:
         StudyError: there is no such study in the store; the message names the nearest.
-        ConfigError: a study of that name is in the storage already.
+        ConfigError: a study of that name is in the storage already, and not to be replaced.
         StoreError: one of the two failed.
     """
     study = store.study(name)
@@ -129,12 +113,8 @@ def reference_config(spec: StudySpec) -> dict[str, HyperValue]:
 
 
 def as_optuna(
-    row: TrialRow,
-    spec: StudySpec,
-    reference: Mapping[str, HyperValue],
-    evaluations: Sequence[Mapping[str, Any]],
+    row: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue], evaluations: Sequence[Mapping[str, Any]]
 ) -> FrozenTrial:
-    """Convert a trial for Optuna's tools."""
     encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
     trial = frozen(_report(row, spec), encoded)
     trial.datetime_start = datetime.fromtimestamp(row.started_at)
@@ -158,27 +138,20 @@ def as_optuna(
             "rule": row.reason.rule if row.reason else None,
             "reason": row.reason.message if row.reason else None,
             "value": row.value if trial.value is None else None,
-            "value_se": row.value_se,
-            "kl": row.kl,
-            "episodes": row.episodes,
-            "seconds": row.seconds,
+            **{name: getattr(row, name) for name in ("value_se", "kl", "episodes", "seconds")},
         }
     trial.user_attrs = {name: value for name, value in attributes.items() if value is not None}
     return trial
 
 
 def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
-    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
-
-    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
-    """
+    """Return a listed trial's params, each one of the listed values: Optuna wants the same choices in all trials."""
     choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
     kept = {name: value for name, value in params.items() if value in choices[name]}
     return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
 def _report(row: TrialRow, spec: StudySpec) -> OptunaReport:
-    """Return a trial's state, value and constraint; see the top of this file."""
     if not row.status.is_final:
         return OptunaReport(TrialState.RUNNING)
     seen = to_optuna(row, spec)

@@ -19,16 +19,12 @@ _OTHER_SIZES = ("num_mini_batches", "gradient_accumulation_steps")
 
 
 def identity(value: Any, _: Ours) -> Any:
-    """Return the same value."""
     return value
 
 
 @dataclass(frozen=True)
 class Row:
-    """One value of ours and the trainer's keys for it, separated by spaces.
-
-    All keys are written, those of a critic only if there is one.
-    """
+    """One value of ours and the trainer's keys for it, separated by spaces; those of a critic only if there is one."""
 
     ours: str
     theirs: str
@@ -43,11 +39,11 @@ def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
 
 def per_prompt(ours: str, theirs: str) -> Row:
     """Return the row of a size that they count in prompts."""
-    return Row(
-        ours,
-        theirs,
-        lambda size, values: None if size % values["num_generations"] else size // values["num_generations"],
-    )
+
+    def prompts(size: int, values: Ours) -> int | None:
+        return None if size % values["num_generations"] else size // int(values["num_generations"])
+
+    return Row(ours, theirs, prompts)
 
 
 def pair(first: str, second: str, theirs: str) -> tuple[Row, Row]:
@@ -70,10 +66,7 @@ class Table:
 
 
 def effective(config: PPOConfig, lam: float | None) -> dict[str, Any]:
-    """Return a configuration's values for one process, with derived defaults filled in.
-
-    `lam` is the λ of a run of it, where that is known: unset, it follows from the run's first responses.
-    """
+    """Return a configuration's values for one process, defaults filled in; `lam`: the λ of a run of it, if known."""
     values: dict[str, Any] = config.to_dict()
     if config.lam is None:
         values["lam"] = LEAST_LAM if lam is None else lam

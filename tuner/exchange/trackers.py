@@ -16,16 +16,11 @@ from tuner.study.spec import StudySpec
 
 SEVERAL_AT_ONCE = ("tensorboard", "trackio", "wandb")
 """The trackers that keep several runs of one process apart."""
-END_SECONDS = 60.0
-"""Time that a study waits in the end for what trackers still have to send."""
+END_SECONDS = 60.0  # time that a study waits in the end for what trackers still have to send
 
 
 class StudyTrackers:
-    """Passes a study's events on to `emit` and, in a thread that the study does not wait for, to trackers.
-
-    A tracker that fails is dropped with a warning; trials go on. A context manager, and the callback
-    itself.
-    """
+    """Passes events on to `emit` and, in a thread of its own, to trackers; one that fails is dropped with a warning."""
 
     _spec: StudySpec
     """Set by StudyStarted, the first event."""
@@ -35,8 +30,7 @@ class StudyTrackers:
         self._events: SimpleQueue[events.Event | None] = SimpleQueue()
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
-        self._runs: dict[tuple[str, int], Tracker] = {}
-        """Runs keyed by tracker and trial; used by the thread alone."""
+        self._runs: dict[tuple[str, int], Tracker] = {}  # runs keyed by tracker and trial; used by the thread alone
 
     def __enter__(self) -> "StudyTrackers":
         if self._names:
@@ -52,7 +46,6 @@ class StudyTrackers:
         self._tell()
 
     def __call__(self, event: events.Event) -> None:
-        """Pass on one event."""
         self._emit(event)
         if self._thread.is_alive():
             self._events.put(event)
@@ -120,7 +113,6 @@ class StudyTrackers:
 
 
 def _result(row: TrialRow) -> dict[str, Any]:
-    """Return a trial's end, as trackers take it."""
     reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
     values = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
     return {f"trial/{name}": value for name, value in values.items() if value is not None}

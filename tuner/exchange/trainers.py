@@ -97,7 +97,6 @@ TARGETS: Mapping[str, Target] = {
     ),
     "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",)),
 }
-"""Targets by name."""
 
 
 @dataclass(frozen=True)

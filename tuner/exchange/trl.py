@@ -14,8 +14,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tuner.exchange.table import IN_REWARD, Ours, Row, Table, identity
 
-Theirs = Mapping[str, Any]
-"""Values by TRL's fields; nested keys are joined by dots."""
+Theirs = Mapping[str, Any]  # values by TRL's fields; nested keys are joined by dots
 _PASS, _PASSES, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"
 _MARKS = {"num_ppo_epochs", "kl_coef", "cliprange", "vf_coef", "lam", _STEPS, "response_length", "missing_eos_penalty",
           "reward_model_path", "sft_model_path", "num_sample_generations", "total_episodes"}  # fmt: skip
@@ -23,7 +22,6 @@ _MARKS = {"num_ppo_epochs", "kl_coef", "cliprange", "vf_coef", "lam", _STEPS, "r
 _OF_VALUES = ("cliprange_value", "vf_coef")
 _APART = (_PASS, _PASSES, _STEPS, "max_grad_norm", "kl_estimator", "load_in_4bit", *_OF_VALUES)
 OF_ONE_PROCESS = ("batch_size", "mini_batch_size")
-"""Names of ours whose values in a file of TRL's are per process of a launch."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Imported:
 
 
 def _count(value: Any) -> int:
-    """Return a whole number of at least -1, or raise ConfigError."""
     try:
         number = float(value)
         if number >= -1 and number.is_integer():

@@ -17,13 +17,7 @@ _ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "abs": "abs"}
 _SCHEDULES = {"constant_with_warmup": "constant", "constant": "constant", "cosine": "cosine"}
 
 
-def _iterations(episodes: int, ours: Ours) -> int:
-    return -(-episodes // int(ours["batch_size"]))
-
-
 def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
-    """Return the rows of the KL as a loss or in the reward."""
-
     def coefficient(value: Any, ours: Ours) -> Any:
         return value if ours["use_kl_loss"] is is_loss else None
 
@@ -40,7 +34,8 @@ def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
 VERL = Table(
     "verl 0.8",
     (
-        Row("total_episodes", "trainer.total_training_steps trainer.total_epochs", _iterations),
+        Row("total_episodes", "trainer.total_training_steps trainer.total_epochs",
+            lambda episodes, ours: -(-episodes // int(ours["batch_size"]))),
         Row("seed", "data.seed"),
         Row("learning_rate", f"{_OPTIM}.lr"),
         Row("value_learning_rate", "critic.optim.lr"),

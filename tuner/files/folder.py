@@ -5,7 +5,6 @@ another host another folder at the same path.
 """
 
 import json
-import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -20,9 +19,6 @@ from tuner.store import Store, StudyRow
 
 _OWNER = "study.json"
 _LOCK = ".lock"
-_ERROR = "error.txt"
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -50,10 +46,7 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 
 def require_seen(folder: Path, study: StudyRow) -> None:
-    """Raise StudyError if the study last ran on another host, and its checkpoints are not in this folder.
-
-    On the same host somebody deleted them; then trials that need them start from step 0.
-    """
+    """Raise StudyError if the study last ran on another host, and its checkpoints are not in this folder."""
     here = socket.gethostname()
     if study.folder is not None and study.lease_host not in (None, here) and not is_of(folder, study):
         raise StudyError(
@@ -85,10 +78,9 @@ def claim(folder: Path, study: StudyRow) -> None:
 
 
 def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
-    """Return a trial's newest undamaged checkpoint, with its step, or None.
+    """Return a trial's newest undamaged checkpoint, with its step, or None; unfinished and damaged ones are deleted.
 
-    Unfinished and damaged ones are deleted: the trial will write there again. A checkpoint ahead of the store's
-    `last_step`, as after a power cut, is no worse for it; where the store has no step, they are another trial's.
+    Without a `last_step` in the store they are another trial's; one ahead of it, as after a power cut, is no worse.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path in steps:
@@ -99,18 +91,6 @@ def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | No
         if newest is None or step > steps[newest]:
             checkpoint.remove(path)
     return None if newest is None else (newest, steps[newest])
-
-
-def write_error(folder: Path, traceback: str) -> Path | None:
-    """Write a failure's traceback and return its path; None if it cannot be written, as on a full disk."""
-    path = folder / _ERROR
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback + "\n", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        _log.warning("cannot write %s: %s", path, error.strerror or error)
-        return None
-    return path
 
 
 def _owner(study: StudyRow) -> dict[str, object]:
@@ -131,9 +111,7 @@ def own_folder(study: StudyRow) -> Path | None:
 
 
 def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Callable[[str], None]) -> None:
-    """Delete a study: its folder of checkpoints, unless `keep_files`, and then its rows.
-
-    `tell` is called with a note for the user, one line, if the folder stays.
+    """Delete a study: its folder of checkpoints, unless `keep_files`, and its rows; `tell` takes a note if it stays.
 
     Raises:
         StudyError: a controller holds it.

@@ -4,7 +4,6 @@ It is in the trial's folder. Workers append their own output to it (see `tuner.e
 here begin with a mark. Its text may be anything: print it `escaped`.
 """
 
-import codecs
 import os
 import re
 from contextlib import suppress
@@ -24,7 +23,6 @@ _LAST_WORDS = 200
 
 
 def path_of(folder: Path) -> Path:
-    """Return the path of the log of the trial in `folder`."""
     return folder / NAME
 
 
@@ -47,13 +45,7 @@ def tail(folder: Path, lines: int = 20) -> str:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:]
-
-
-def last_lines(text: str, lines: int) -> str:
-    """Return the last `lines` lines of a text."""
-    body = text.removesuffix("\n")
-    return "\n".join(body.split("\n")[-lines:]) + text[len(body) :]
+    return "\n".join(text.rstrip("\n").split("\n")[-lines:])[-_TAIL_CHARACTERS:]
 
 
 def ran_as(folder: Path) -> str | None:
@@ -81,25 +73,6 @@ def last_words(log: str) -> str:
 def escaped(text: str) -> str:
     """Return the text with unprintable characters escaped, except line breaks and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-class Follower:
-    """Reads a log as it grows; a missing one reads as empty."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path, self._place = path_of(folder), 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def read(self) -> str:
-        """Return the text written since the last call."""
-        try:
-            with self._path.open("rb") as log:
-                log.seek(self._place)
-                written = log.read()
-                self._place = log.tell()
-        except FileNotFoundError:
-            return ""
-        return self._decoder.decode(written)
 
 
 def _append(path: Path, mark: str, text: str) -> None:

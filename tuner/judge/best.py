@@ -13,24 +13,18 @@ if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait 
     from tuner.store import TrialRow
 
 VALUE = "the best checkpoint within the KL budget"
-"""Definition of a trial's value, in words."""
 RULE = (
     "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
     "error is within the budget. When a search has ended, the best few are read once more with fresh draws, and the "
     "means of both readings decide. How the trial ended does not matter, unless it failed or broke: a later "
     "checkpoint may be over the budget."
 )
-"""Definition of the best trial, in words."""
 TOP = 3
 """Best trials of an ended search that are read once more, beside the reference."""
 
 
 def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
-    """Return the best trial under a KL budget in nats per response, or None if none is within it.
-
-    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. If rewards are equal, the
-    reference wins, then the lower KL, then the lower number.
-    """
+    """Return the best trial by `RULE` under a KL budget in nats per response, which its values are for, or None."""
     return next(iter(ranked(trials, kl_budget)), None)
 
 
@@ -55,8 +49,7 @@ def best_rank(trial: TrialRow, kl_budget: float) -> Rank | None:
 class Standing(NamedTuple):
     """What a trial's best checkpoint is judged by: its reading in the search, or the mean of that and a second one.
 
-    The search's reading is the highest of many, so it is too high by luck. That of a trial that was read twice is too
-    high by half as much. So the best trials are read until all of them were (see `unread`).
+    The first is the highest of many, so too high by luck, and the mean half as much (see `unread`).
     """
 
     reward: float
@@ -85,15 +78,14 @@ def standing(trial: TrialRow) -> Standing | None:
 
 
 def unread(trials: Sequence[TrialRow], kl_budget: float) -> list[TrialRow]:
-    """Return the trials of an ended search to read once more: of the best few and the reference, those not read yet.
+    """Return the trials of an ended search to read once more, the best few and the reference; asked again after each.
 
-    Readings change the order, so this is asked again after them. None where there is nothing to choose, or where an
-    earlier reading has shown that there can be none.
+    None where there is nothing to choose, or an earlier reading has shown that there can be none.
     """
     order = ranked(trials, kl_budget)
     if len(order) < 2 or any(trial.reread_step is not None and trial.reread_reward is None for trial in trials):
         return []
-    chosen = [trial for place, trial in enumerate(order) if place < TOP or trial.origin is Origin.REFERENCE]
+    chosen = [trial for rank, trial in enumerate(order) if rank < TOP or trial.origin is Origin.REFERENCE]
     return [trial for trial in chosen if trial.reread_step != trial.value_step]
 
 

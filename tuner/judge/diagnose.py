@@ -7,9 +7,8 @@ which one helped. KL first: "adjust β or the adaptive KL target first if the po
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
@@ -20,42 +19,22 @@ from tuner.judge import hacking
 from tuner.judge.hacking import Finding, Step, values
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
-from tuner.study import study_file
-from tuner.study.rules import (
-    EARLY,
-    HEALTH,
-    KL,
-    KL_STEP,
-    LENGTH,
-    RETURN_STD,
-    RETURNS,
-    ROUNDING,
-    RULES,
-    SIGNS,
-    STRAIGHT,
-    WANTED_KL_STEP,
-    Blame,
-    Rule,
-    blame_of,
-    knob_of,
-)
+from tuner.study import rules, study_file
+from tuner.study.rules import KL, KL_STEP, RULES, SIGNS, Blame, Rule, blame_of, knob_of
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
-HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
+HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in rules.HEALTH))
 SCORES_STD = "objective/scores_std"
-NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, RETURN_STD, SCORES_STD, *HEALTH_METRICS)
+_RUN = (KL, "objective/kl_coef", KL_STEP, rules.WANTED_KL_STEP, rules.RETURN_STD, SCORES_STD)
+NEEDED = (*hacking.NEEDED, *_RUN, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
-FEWEST = 2
-"""Fewest iterations for a reading, however short the run: one batch may be odd."""
-LATEST = 1 / 3
-"""Share of the run's iterations of whose last ones a reading is the median."""
-GOAL, SLOPE = 0.78, 0.8
-"""Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
-LEAST_EVALUATIONS = 4
-"""Fewest evaluations for a statement on how the rise of a run goes on."""
+FEWEST = 2  # fewest iterations for a reading, however short the run: one batch may be odd
+LATEST = 1 / 3  # share of the run's iterations of whose last ones a reading is the median
+GOAL, SLOPE = 0.78, 0.8  # target for the final KL as a share of the budget; slope of log KL in log β, negated
+LEAST_EVALUATIONS = 4  # fewest evaluations for a statement on how the rise of a run goes on
 NEAR = 1.3
 """Values within this factor of each other count as the same."""
 
@@ -82,8 +61,12 @@ class Diagnosis:
     """The evidence in a sentence, with numbers."""
     name: str
     """The hyperparameter to change."""
-    was: HyperValue
-    value: HyperValue
+    was: float
+    value: float
+
+    @property
+    def is_up(self) -> bool:
+        return self.value > self.was
 
     @property
     def advice(self) -> str:
@@ -137,7 +120,7 @@ class Course:
     @cached_property
     def kl_step(self) -> float:
         """KL step over the wanted one, the median of the last third of the run; NaN: none is wanted, or too early."""
-        shares = [row[KL_STEP] / row[WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
+        shares = [row[KL_STEP] / row[rules.WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
         is_early = len(shares) < self.window(SIGNS["kl_step_low"].after)
         return math.nan if is_early else statistics.median(shares[-max(FEWEST, len(shares) // 3) :])
 
@@ -146,7 +129,7 @@ class Course:
         """Standard deviation of the scores that β weighed the KL against in the first batch; NaN: unknown."""
         if self.checked.has_unitless_beta:
             return 1.0
-        stds = values(self.steps, RETURN_STD) or values(self.steps, SCORES_STD)
+        stds = values(self.steps, rules.RETURN_STD) or values(self.steps, SCORES_STD)
         return stds[0] if stds else math.nan
 
     @cached_property
@@ -170,7 +153,7 @@ class Course:
     @cached_property
     def readings(self) -> list[Measurement]:
         """Readings of all signs of health, in declared order."""
-        return [self._reading(SIGNS[name]) for name in HEALTH]
+        return [self._reading(SIGNS[name]) for name in rules.HEALTH]
 
     def _reading(self, sign: Rule) -> Measurement:
         numbers = self._numbers(sign)
@@ -188,30 +171,25 @@ class Course:
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     def _numbers(self, sign: Rule) -> list[float]:
-        """Return the readings of a sign of health, over what its limit is relative to, in order of step."""
-        metric, needed = str(sign.metric), {RETURNS: RETURN_STD, STRAIGHT: LENGTH}.get(sign.relative_to)
+        needed = {rules.RETURNS: rules.RETURN_STD, rules.STRAIGHT: rules.LENGTH}.get(sign.relative_to)
+        metric = str(sign.metric)
         rows = [row for row in self.steps if row["step"] > 0 and hacking.is_measured(row, metric)]
         if needed is None:
             return values(rows, metric)
         pairs = [(row[metric], row[needed]) for row in rows if hacking.is_measured(row, needed) and row[needed] > 0]
-        if sign.relative_to == STRAIGHT:
+        if sign.relative_to == rules.STRAIGHT:
             per_response = self.spec.kl_budget / self.checked.num_iterations() ** 2
             return [per_token * length / per_response for per_token, length in pairs]
         return [loss / max(std**2, pairs[0][0]) for loss, std in pairs]
 
     @cached_property
     def evaluations(self) -> list[Step]:
-        """Evaluated steps."""
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
     def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
-        """Return the first of a rule's moves that changes something.
+        """Return the first of a rule's moves that changes something; `finding` has the numbers, in a sentence.
 
-        Args:
-            rule: From the table.
-            finding: The numbers, in a sentence.
-            factor: Factor for β if the rule states none; the learning rate gets its square root, and what is in place
-                of either as `knob_of` says.
+        `factor` is for β if the rule states none; the learning rate gets its square root (see also `knob_of`).
         """
         # Fewer epochs come last where there are one or two.
         few = self.checked.num_ppo_epochs <= 2
@@ -254,7 +232,6 @@ class Course:
         return True
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
-        """Return a value times a factor, in the study's range, rounded for whole numbers."""
         value, span = was * factor, self.spec.search.get(name)
         if isinstance(span, Choices):
             numbers = [choice for choice in span.values if isinstance(choice, int | float)]
@@ -275,7 +252,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
     share = course.over_limit_at
-    if share is not None and share <= course.window(EARLY) / course.checked.num_iterations():
+    if share is not None and share <= course.window(rules.EARLY) / course.checked.num_iterations():
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
@@ -294,7 +271,8 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.blame != "idle" and not is_stuck:
         return None
     used = highest / course.spec.kl_budget
-    how = f"{used:.0%} of the budget of {course.spec.kl_budget:g}" if used > ROUNDING else "the policy hardly moved"
+    share = f"{used:.0%} of the budget of {course.spec.kl_budget:g}"
+    how = share if used > rules.ROUNDING else "the policy hardly moved"
     text = f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: {how}."
     best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
     coef *= course.spread if course.checked.normalize_kl_coef else 1.0
@@ -382,7 +360,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
     kl_too_high,
     kl_step_off,
     kl_stuck,
-    *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in HEALTH)),
+    *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in rules.HEALTH)),
     broke,
     reward_hacked,
     stable_but_slow,
@@ -391,11 +369,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return the findings in a trial's curves, the change to try first in front.
-
-    If several change one hyperparameter, the first one's value is used for all. Before a trial's first update there is
-    none.
-    """
+    """Return the findings in a trial's curves, the first to try in front; it sets the value if several change one."""
     if not course.share:
         return []
     diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]
@@ -406,26 +380,21 @@ def diagnose(course: Course) -> list[Diagnosis]:
 def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
     """Return each diagnosis with True if an earlier one advises the same change."""
     changes = [diagnosis.advice for diagnosis in diagnoses]
-    return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(diagnoses)]
-
-
-def is_choice(diagnoses: Sequence[Diagnosis]) -> bool:
-    """Return True if more than one change is advised."""
-    return len({diagnosis.advice for diagnosis in diagnoses}) > 1
+    return [(diagnosis, diagnosis.advice in changes[:index]) for index, diagnosis in enumerate(diagnoses)]
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:
     """Return a trial of the study that has the change already, or a greater one, or None."""
-    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, float(diagnosis.value or 0)
+    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, diagnosis.value
     candidates = []
     for row in trials:
         value = row.config.get(diagnosis.name)
         is_other = row.role is Role.SEARCH and row.number != trial.number
         is_alike = is_other and all(row.config.get(name) == trial.config.get(name) for name in others)
-        if is_alike and isinstance(value, int | float) and min(value, advised) > 0:
-            is_as_far = value * NEAR > advised if _is_up(diagnosis) else value < advised * NEAR
-            if is_as_far:
-                candidates.append((abs(math.log(value / advised)), row.number, row))
+        if not is_alike or not isinstance(value, int | float) or min(value, advised) <= 0:
+            continue
+        if value * NEAR > advised if diagnosis.is_up else value < advised * NEAR:
+            candidates.append((abs(math.log(value / advised)), row.number, row))
     return min(candidates)[2] if candidates else None
 
 
@@ -451,16 +420,7 @@ def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
 
 
 def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
-    """Return the label of a trial of the change."""
-    return f"trial {trial.number}, {diagnosis.name} {'up' if _is_up(diagnosis) else 'down'}"
-
-
-def _is_up(diagnosis: Diagnosis) -> bool:
-    return (
-        isinstance(diagnosis.was, int | float)
-        and isinstance(diagnosis.value, int | float)
-        and diagnosis.value > diagnosis.was
-    )
+    return f"trial {trial.number}, {diagnosis.name} {'up' if diagnosis.is_up else 'down'}"
 
 
 def course_of(store: Store, trial: TrialRow, view: StudyView) -> Course:
@@ -475,8 +435,3 @@ def fresh_curves(store: Store, view: StudyView, number: int) -> dict[int, list[S
     for row in store.steps(runs, hacking.NEEDED):
         steps[row["trial_id"]].append(row)
     return steps
-
-
-def diagnosis_data(trial: TrialRow, diagnosis: Diagnosis, command: str) -> dict[str, Any]:
-    """Return one item of `diagnose` for JSON."""
-    return asdict(diagnosis) | {"enqueue": enqueued(trial, diagnosis), "command": command}

@@ -1,12 +1,9 @@
 """Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
 A fork's folder begins with a copy of its parent's checkpoint, so it resumes like any interrupted trial, but with
-another config. Each hyperparameter declares if a checkpoint fixes it; `PPOTrainer.restore` documents how the
-others take effect. Counted from the beginning, a fork is a run in stages (see `ppo_core.config.stages`): its
-parent's, then its own.
-
-The guard keeps its memory of the parent (first readings, highest KL, evidence), since the fork's curve up to there is
-its parent's. Only its patience restarts: the changed values get steps of their own to correct what the old ones broke.
+another config. Each hyperparameter declares if a checkpoint fixes it; `PPOTrainer.restore` documents how the others
+take effect. Counted from the beginning, a fork is a run in stages: its parent's (`ppo_core.config.stages`), then its
+own. The guard remembers the parent's curve, and only its patience restarts: the changed values get steps of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,13 +112,9 @@ def by_episode(folder: Path) -> dict[int, Path]:
 
 
 def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
-    """Return the stages of a trial before its own values apply; empty: they apply from the start.
+    """Return the stages of a trial, stored or to be added, before its own values apply; empty: from the start.
 
-    A confirming run has the stages of the trial it confirms, with its own seed and length.
-
-    Args:
-        rows: The study's trials, the trial's ancestors among them.
-        trial: One of them, or one that is to be added.
+    A confirming run has those of the trial it confirms, with its own seed and length. `rows` hold its ancestors.
     """
     if trial.parent is None or trial.role is Role.SEARCH:
         return ()
@@ -163,7 +156,6 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
 
 
 def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
-    """Return a trial's checkpoints on this machine, by ascending episode."""
     folder = study_folder.own_folder(study)
     return {} if folder is None else by_episode(folder / str(trial))
 

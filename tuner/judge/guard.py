@@ -17,19 +17,8 @@ from typing import Any, NamedTuple
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.metrics import CORE, METRICS
 from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport, first_not_finite, not_finite
-from tuner.study.rules import (
-    ENTROPY,
-    IDLE_STEPS,
-    KL,
-    REPETITION,
-    RETURN_STD,
-    ROUNDING,
-    RULES,
-    SIGNS,
-    VALUE_LOSS,
-    GuardSettings,
-    Rule,
-)
+from tuner.study import rules
+from tuner.study.rules import KL, RETURN_STD, RULES, SIGNS, GuardSettings, Rule
 from tuner.study.status import Reason
 
 GUARD, WATCH = "guard", "extra_evaluations"
@@ -37,7 +26,8 @@ GUARD, WATCH = "guard", "extra_evaluations"
 WINDOW = 8
 """Iterations of evidence in a reason: what a person reads at a glance."""
 
-WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH, KL_GAP)
+_COLLAPSES = (rules.ENTROPY, rules.VALUE_LOSS, rules.REPETITION)
+WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", *_COLLAPSES, MISMATCH, KL_GAP)
 """Metrics kept as evidence."""
 
 READ = tuple(dict.fromkeys((*CORE, *WATCHED, RETURN_STD, KL_GAP_NOISE)))
@@ -63,12 +53,10 @@ class GuardState:
     """Evidence of the last steps; readings that are not finite are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
-        """Inverse of `to_dict`."""
         return cls(**{**values, "window": tuple(values["window"])})
 
     def with_new_patience(self) -> "GuardState":
@@ -112,8 +100,7 @@ class Guard:
         self._settings, self._kl_budget = settings, kl_budget
         self._state = GuardState.from_dict(extra[GUARD]) if GUARD in extra else GuardState()
         self._watched = WatchState(**extra.get(WATCH, {}))
-        self.is_near_budget = False
-        """True if the policy of the step that was checked last is to be evaluated now."""
+        self.is_near_budget = False  # true if the policy of the step that was checked last is to be evaluated now
 
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""
@@ -130,7 +117,6 @@ class Guard:
 
 
 def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float) -> GuardState:
-    """Return the state updated by a report, before any rule is read."""
     finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
     watched = {name: finite[name] for name in WATCHED if name in finite}
     row = {"step": report.step, "episode": report.episode, **watched}
@@ -139,10 +125,10 @@ def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float
     kls = [finite[name] for name in readings if name in finite]
     updated = [finite[name] for name in readings if name in finite and report.step > (name == KL)]
     lowest = [*updated, *([] if state.lowest_kl is None else [state.lowest_kl])]
-    scale, loss, variance = state.value_scale, finite.get(VALUE_LOSS, 0.0), finite.get(RETURN_STD, 0.0) ** 2
+    scale, loss, variance = state.value_scale, finite.get(rules.VALUE_LOSS, 0.0), finite.get(RETURN_STD, 0.0) ** 2
     if not SIGNS["value_loss"].is_broken(loss, variance):  # a diverging critic's values are part of the returns
         scale = max(scale, variance)
-    if in_grace or VALUE_LOSS not in state.first:
+    if in_grace or rules.VALUE_LOSS not in state.first:
         scale = max(scale, loss)
     return replace(
         state,
@@ -170,9 +156,9 @@ def _reading(
         case "kl_hard" | "kl_limit":
             limit = setting * settings.kl_limit
         case "entropy_collapse":
-            limit = setting * state.first.get(ENTROPY, 0.0)
+            limit = setting * state.first.get(rules.ENTROPY, 0.0)
         case "repetition_collapse":
-            first = state.first.get(REPETITION, 0.0)
+            first = state.first.get(rules.REPETITION, 0.0)
             limit = first + setting * (1 - first)
         case "value_divergence":
             limit = setting * state.value_scale
@@ -181,8 +167,8 @@ def _reading(
         case "nothing_learned":
             value, limit = state.highest_kl - (state.lowest_kl or 0.0), setting * kl_budget
             # A trial that has run all its episodes is left to its value: stopping it would save nothing.
-            is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
-            is_due = is_due and state.highest_kl < ROUNDING * kl_budget
+            is_due = 0.5 <= progress < 1 and state.kl_readings >= rules.IDLE_STEPS
+            is_due = is_due and state.highest_kl < rules.ROUNDING * kl_budget
             is_due = is_due and ("eval/kl" in report.metrics or not _kl_starts_high(state.first, limit))
         case _:
             limit = setting
@@ -206,10 +192,8 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)
 
 
-MOST_EXTRA = 4
-"""Extra evaluations allowed a trial."""
-AHEAD = 5 / 3
-"""Evaluation intervals ahead for which a rise of the KL is extrapolated."""
+MOST_EXTRA = 4  # extra evaluations allowed a trial
+AHEAD = 5 / 3  # evaluation intervals ahead for which a rise of the KL is extrapolated
 SMOOTHING = 1 / 3
 """Share of an evaluation interval whose mean KL is a reading, and in which a change of it loses half its weight."""
 

@@ -90,7 +90,6 @@ def _moved_by_second_reading(trial: TrialRow) -> float:
 
 
 def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:
-    """Return the rewards by prompt of each evaluation, by step; no evaluation has the step None."""
     return {row["step"]: row["rewards"] for row in store.readings([trial.id])}
 
 

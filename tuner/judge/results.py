@@ -16,19 +16,9 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import Point
 from ppo_core.metrics import METRICS
-from tuner.judge import forks
+from tuner.judge import forks, scoring
 from tuner.judge.best import best_trial
 from tuner.judge.paired import Difference, improvement, over
-from tuner.judge.scoring import (
-    Tally,
-    ends_within,
-    evaluations_by_trial,
-    evaluations_of,
-    judged_again,
-    kept_of_front,
-    own_fronts,
-    tally,
-)
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.rules import blame_of
 from tuner.study.spec import SCALE_FREE, StudySpec
@@ -76,8 +66,8 @@ class StudyView:
         return self.tally.ended
 
     @cached_property
-    def tally(self) -> Tally:
-        return tally((*self.trials, *self.confirming), self.spec)
+    def tally(self) -> scoring.Tally:
+        return scoring.tally((*self.trials, *self.confirming), self.spec)
 
     @property
     def is_own_budget(self) -> bool:
@@ -92,7 +82,7 @@ class StudyView:
 def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
     """Return a study with its trials valued under another KL budget, from their stored evaluations."""
     spec = replace(view.spec, kl_budget=kl_budget)
-    judged = {row.number: row for row in judged_again(store, view.trials, spec)}
+    judged = {row.number: row for row in scoring.judged_again(store, view.trials, spec)}
     return replace(view, spec=spec, trials=tuple(judged.get(row.number, row) for row in view.trials))
 
 
@@ -110,7 +100,7 @@ def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
 
 def baseline(store: Store, trial: TrialRow) -> Measured | None:
     """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
-    first = next((row for row in evaluations_of(store, trial) if row["step"] == 0), None)
+    first = next((row for row in scoring.evaluations_of(store, trial) if row["step"] == 0), None)
     return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
 
 
@@ -118,7 +108,7 @@ def value_kl(store: Store, trial: TrialRow) -> Measured | None:
     """Return the eval KL at the trial's value, in nats per response."""
     if trial.kl is None:
         return None
-    errors = {row["step"]: row["eval/kl_se"] for row in evaluations_of(store, trial)}
+    errors = {row["step"]: row["eval/kl_se"] for row in scoring.evaluations_of(store, trial)}
     return Measured(trial.kl, errors.get(trial.value_step))
 
 
@@ -156,9 +146,11 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
 
-    kept_points = kept_of_front(own_fronts(store, view.trials), lambda point: path_of(point) is not None)
+    kept_points = scoring.kept_of_front(
+        scoring.own_fronts(store, view.trials), lambda point: path_of(point) is not None
+    )
     numbers = {point.trial for point in kept_points}
-    evaluations = evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
+    evaluations = scoring.evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
     points = []
     for point in kept_points:
         row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
@@ -288,12 +280,10 @@ def study_data(view: StudyView) -> dict[str, Any]:
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
-    """Return one trial's object."""
     return _without(asdict(trial), "id", "study_id", "is_interrupted") | {"status": trial.shown_status}
 
 
 def order_data(order: Order) -> dict[str, Any]:
-    """Return an order's object."""
     return _without(asdict(order), "study_id", "key")
 
 
@@ -335,7 +325,7 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
         **with_error("kl", value_kl(store, trial)),
         **with_error("baseline", baseline(store, trial)),
         **with_error("improvement", improvement(store, trial)),
-        "ends_within_budget": ends_within(trial, view.spec),
+        "ends_within_budget": scoring.ends_within(trial, view.spec),
         "test": None if isinstance(test, str) else asdict(test),
         "test_why_not": test if isinstance(test, str) else None,
     }

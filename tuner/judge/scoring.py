@@ -18,10 +18,8 @@ from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
-LEAST_VIOLATION = -5.0
-"""Least log ratio of KL to KL budget that the sampler is told: less is as good as none."""
-BROKEN_VIOLATION = 1.0
-"""Log ratio that stands for a run that broke."""
+LEAST_VIOLATION = -5.0  # least log ratio of KL to KL budget that the sampler is told: less is as good as none
+BROKEN_VIOLATION = 1.0  # log ratio that stands for a run that broke
 MOST_ON_FRONT = 8
 """Number of checkpoints of a study kept for being on its front."""
 
@@ -30,13 +28,11 @@ class TrialValue(NamedTuple):
     """A trial's value and its evaluation. None: no finite reading, or none within the KL budget."""
 
     value: float | None = None
-    """Eval reward."""
     value_se: float | None = None
     """Its standard error over the eval prompts."""
     kl: float | None = None
     """Eval KL, in nats per response."""
     step: int | None = None
-    """Step of the evaluation."""
 
 
 Evaluations = Sequence[Mapping[str, Any]]
@@ -44,10 +40,7 @@ Evaluations = Sequence[Mapping[str, Any]]
 
 
 def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
-    """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
-
-    Step 0, the SFT baseline, is included. If rewards are equal, the lower KL wins, then the earlier step.
-    """
+    """Return the evaluation of the highest reward whose KL plus one standard error is in the budget, also step 0."""
     within = [
         row
         for row in evaluations
@@ -60,10 +53,7 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
-    """Return a trial's constraint: log(KL / budget) at its value, at most 0; 1 if the run broke.
-
-    Always finite, at least -5. Without a value it is 0.
-    """
+    """Return log(KL / budget) at a trial's value, from -5 to 0; 0 without a value, 1 if the run broke."""
     if blame_of(reason) == "broken":
         return BROKEN_VIOLATION
     if kl is None:
@@ -72,7 +62,6 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
 
 
 def is_finite(value: Any) -> bool:
-    """Return True for a number other than NaN and the infinities."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -153,10 +142,7 @@ def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point],
 
 
 def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
-    """Return a trial's own front; empty if it failed, broke, or confirms another.
-
-    Step 0, the SFT policy, is one of the points, so checkpoints no better than it are left out.
-    """
+    """Return a trial's own front, step 0 (the SFT policy) included; empty if it failed, broke, or confirms another."""
     if not is_sound(trial) or trial.role is Role.CONFIRM:
         return []
     return front(
@@ -184,7 +170,6 @@ class Tally:
     budget: float | None
     """Budget of the search in `unit`, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
-    """Confirming runs."""
     confirmed: int = 0
     """Confirming runs that have ended."""
     under_way: float = 0.0
@@ -226,10 +211,9 @@ class Tally:
 
 
 def charged(row: TrialRow, whole: int) -> int:
-    """Return the episodes that a study's budget is charged for a trial.
+    """Return the episodes that a study's budget is charged for a trial: those it ran, of a `whole` one at most.
 
-    What it ran, but a `whole` trial at most: what rounds its last batch up is free. One that ended without any is
-    charged an iteration, or trials that all end at step 0 would never spend a budget.
+    One that ended without any is charged an iteration, or trials that all end at step 0 would never spend a budget.
     """
     if row.episodes or not row.status.is_final:
         return min(row.episodes, whole)

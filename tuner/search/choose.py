@@ -1,12 +1,11 @@
 """Decide which trial of a study runs next, and when the study is finished, from its spec and its trials alone.
 
 Every trial runs whole: trials that keep their own pace stand at about the same KL, and nothing early in a run tells
-which will be the best. A trial starts while the budget has room for one of full length; one that ended earlier is
-charged what it used. With a budget in time one starts until the trials have taken that. A search ends before its budget
-is spent where another trial is not worth its cost (`tuner.search.worth`), and where its space has no other point.
+which will be the best. A trial starts while the budget has room for one of full length, or is not spent if it is a
+time; one that ended earlier is charged what it used. A search ends before its budget is spent where another trial is
+not worth its cost (`tuner.search.worth`), and where its space has no other point.
 
-No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
-study's trials are in order of their numbers, which start at 0 and have no gaps.
+The same trials, in order of their numbers, give the same choice, so a killed study continues as it would have.
 """
 
 import math
@@ -23,8 +22,7 @@ from tuner.study.status import Origin, Status
 
 Rows = Sequence[TrialRow]
 
-MOST_MERGED = 8
-"""Most points of a search that are the same configuration: mini-batches are at most their batch."""
+MOST_MERGED = 8  # most points of a search that are the same configuration: mini-batches are at most their batch
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,9 @@ class New:
 
 
 def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | New | None:
-    """Return the next trial to run, or None if there is none now.
+    """Return the next trial to run, or None: interrupted ones first, then waiting ones, then a new one.
 
-    Interrupted trials come first, then waiting ones, then a new one, as far as the budget allows. `busy` are the trials
-    that a worker has, to train them or to read them on the test prompts.
+    `busy` are the trials that a worker has, to train them or to read them.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
@@ -88,12 +85,10 @@ def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the unended trials that a person paused."""
     return [row for row in unended(spec, rows) if row.status is Status.PAUSED]
 
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if the study has room for another trial, and one that is worth it is left."""
     return _has_room(spec, rows) and not ends_early(spec, rows) and not is_exhausted(spec, rows)
 
 
@@ -108,10 +103,7 @@ def why_early(spec: StudySpec, rows: Rows) -> str:
 
 
 def _has_room(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if total and budget allow another trial; an unended one is committed to its end.
-
-    A budget in trials needs room for one of full length, a budget in time any.
-    """
+    """Return True if total and budget allow another trial, whole unless the budget is a time, as unended ones are."""
     counting, whole = counting_trials(rows), spec.total_episodes
     if spec.trials is not None and len(counting) >= spec.trials:
         return False

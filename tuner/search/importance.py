@@ -1,9 +1,8 @@
 """Importance of hyperparameters for reward and for KL, and its uncertainty.
 
-PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) measures for each
-hyperparameter how much its values among the best trials differ from those among all. It gives a number for any
-data, so two checks accompany it: the spread of the shares when trials are resampled (bootstrap), and the numbers for
-shuffled outcomes, on which no hyperparameter has an effect.
+PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it) measures for each hyperparameter how much its values
+among the best trials differ from those among all. It gives a number for any data, so two checks accompany it: the
+spread of the shares when trials are resampled (bootstrap), and the numbers for shuffled outcomes, which have no effect.
 """
 
 import warnings
@@ -20,7 +19,7 @@ from ppo_core.output import pluralize
 from tuner.judge.scoring import is_finite
 from tuner.search.optuna_trials import OptunaReport, frozen
 from tuner.store import TrialRow
-from tuner.study.space import for_sampler
+from tuner.study.space import read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -31,14 +30,12 @@ MEANING = (
 )
 LEAST = 10
 """Fewest trials for which importances are given: shares of fewer are chance."""
-BEST_SHARE, LEAST_BEST = 0.25, 5
-"""The best quarter of trials, and at least five, is compared with all."""
+BEST_SHARE, LEAST_BEST = 0.25, 5  # the best quarter of trials, and at least five, is compared with all
 RESAMPLES = 40
 """Bootstrap resamples, and shuffled outcomes."""
 MOST = 500
 """Most trials that are read: more hardly change the shares, and take a minute."""
-LOW, HIGH = 0.1, 0.9
-"""Quantiles of the resamples between which a share likely lies."""
+LOW, HIGH = 0.1, 0.9  # quantiles of the resamples between which a share likely lies
 COLUMNS = (
     "share: this hyperparameter's part of the total importance.",
     f"likely: where the share falls in {HIGH - LOW:.0%} of bootstrap resamples of the trials, widened to contain the "
@@ -48,8 +45,7 @@ COLUMNS = (
     f"as {RESAMPLES} are drawn and the real outcome counts as one.",
 )
 """Description of a table of importances' columns, one line each."""
-CHANCE = 0.025
-"""Largest share of shuffled outcomes that may reach a number called more than chance."""
+CHANCE = 0.025  # largest share of shuffled outcomes that may reach a number called more than chance
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Importance:
 
 
 def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the usable trials: completed or stopped, with a value and a KL at the end, and not forked."""
+    """Return the trials that completed or were stopped with a value, a KL at the end and all that is searched."""
     return [
         row
         for row in trials
@@ -81,7 +77,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
         and row.informs_sampler
         and is_finite(row.value)
         and is_finite(row.end_kl)
-        and for_sampler(spec.search, row.params)[0]
+        and read_by_sampler(spec.search, row.params) is not None
     ]
 
 
@@ -100,17 +96,16 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
 def importances(
     trials: Sequence[TrialRow], spec: StudySpec, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[Outcome, list[Importance]]:
-    """Return every searched hyperparameter's importance for a high reward and for a low KL, the largest first.
+    """Return the hyperparameters' importance for a high reward and a low KL, the largest first, by `usable` trials.
 
-    `trials` are those that are `usable`; of more than `MOST`, as many spread evenly over them are read. The same trials
-    and seed give the same numbers.
+    Of more than `MOST`, as many spread evenly over them are read. The same trials and seed give the same numbers.
     """
     if len(trials) > MOST:
-        trials = [trials[place] for place in np.linspace(0, len(trials) - 1, MOST).astype(int)]
-    observed = [
-        frozen(OptunaReport(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params))
-        for row in trials
-    ]
+        trials = [trials[index] for index in np.linspace(0, len(trials) - 1, MOST).astype(int)]
+    space = sampler_space(spec.search)
+    read = [read_by_sampler(spec.search, row.params) or {} for row in trials]
+    reports = [OptunaReport(TrialState.COMPLETE, row.value or 0.0) for row in trials]
+    observed = [frozen(report, (params, space)) for report, params in zip(reports, read, strict=True)]
     losses: dict[Outcome, np.ndarray] = {
         "reward": np.array([-(row.value or 0.0) for row in trials]),
         "KL": np.array([row.end_kl or 0.0 for row in trials]),

@@ -33,8 +33,7 @@ from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
-CONSTRAINT = "kl"
-"""Its name in Optuna; the value is log(KL / budget), see `tuner.judge.scoring.violation`."""
+CONSTRAINT = "kl"  # its name in Optuna; the value is log(KL / budget), see `tuner.judge.scoring.violation`
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class OptunaReport:
 
 
 def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
-    """Return a trial's report to a sampler, by the table above.
-
-    A completed trial that was never evaluated has no value, so it is reported as failed.
-    """
+    """Return a trial's report to a sampler, by the table above; a completed one that was never evaluated is failed."""
     if not row.informs_sampler or row.status is Status.FAILED:
         return OptunaReport(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
@@ -64,7 +60,6 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
 
 
 def frozen(report: OptunaReport, encoded: Encoded) -> FrozenTrial:
-    """Convert to Optuna's trial."""
     params, distributions = encoded
     return create_trial(
         state=report.state,

@@ -23,14 +23,10 @@ from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tuner.study.space import Search
 
-AROUND = 0.75
-"""Share of the first trials drawn around the centre."""
-LOG_SIGMA = 1.2
-"""Standard deviation of the natural logarithm: half of all lie within a factor of 2.2."""
-LINEAR_SIGMA = 0.25
-"""Standard deviation as a share of the range."""
-LOG2_SIGMA = 1.0
-"""Standard deviation of the binary logarithm."""
+AROUND = 0.75  # share of the first trials drawn around the centre
+LOG_SIGMA = 1.2  # standard deviation of the natural logarithm: half of all lie within a factor of 2.2
+LINEAR_SIGMA = 0.25  # standard deviation as a share of the range
+LOG2_SIGMA = 1.0  # standard deviation of the binary logarithm
 
 Values = Mapping[str, HyperValue]
 
@@ -54,23 +50,18 @@ def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValu
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
-_TO: Mapping[str, Callable[[float], float]] = {
-    "linear": float,
-    "log": math.log,
-    "log2": math.log2,
-    "log_from_1": lambda value: -math.log1p(-value),
+_AXES: Mapping[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "linear": (float, float),
+    "log": (math.log, math.exp),
+    "log2": (math.log2, math.exp2),
+    "log_from_1": (lambda value: -math.log1p(-value), lambda point: -math.expm1(-point)),
 }
-_FROM: Mapping[str, Callable[[float], float]] = {
-    "linear": float,
-    "log": math.exp,
-    "log2": math.exp2,
-    "log_from_1": lambda place: -math.expm1(-place),
-}
+"""Each scale's way to its axis and back."""
 
 
 def _ends(name: str, span: Range) -> tuple[float, float]:
     """Return the ends of a range on its axis, half a step wider at each end for whole numbers and exponents."""
-    to, half = _TO[span.scale], 0.5
+    to, half = _AXES[span.scale][0], 0.5
     if span.scale == "log2":
         return to(span.low) - half, to(span.high) + half
     if HYPERPARAMETERS[name].kind is int:
@@ -78,11 +69,10 @@ def _ends(name: str, span: Range) -> tuple[float, float]:
     return to(span.low), to(span.high)
 
 
-def _value(name: str, span: Range, place: float) -> int | float:
-    """Return the value at a place on the axis."""
+def _value(name: str, span: Range, point: float) -> int | float:
     if span.scale == "log2":
-        return int(min(max(2 ** round(place), span.low), span.high))
-    value = _FROM[span.scale](place)
+        return int(min(max(2 ** round(point), span.low), span.high))
+    value = _AXES[span.scale][1](point)
     if HYPERPARAMETERS[name].kind is int:
         return int(min(max(round(value), span.low), span.high))
     return min(max(value, span.low), span.high)
@@ -106,7 +96,7 @@ def _around(name: str, span: Dimension, centre: HyperValue, share: float) -> Hyp
     if not isinstance(centre, int | float):
         middle = sum(_ends(name, span)) / 2
     else:
-        middle = _TO[span.scale](min(max(centre, span.low), span.high))
+        middle = _AXES[span.scale][0](min(max(centre, span.low), span.high))
     low, high = _ends(name, span)
     sigma = {
         "linear": LINEAR_SIGMA * (span.high - span.low),

@@ -89,11 +89,7 @@ def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
 
 
 def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
-    """Return the trials as the sampler reads them, a selection if there are many.
-
-    Every trial with a value is read as COMPLETE (see `tuner.search.optuna_trials`). One that lacks a dimension is FAIL,
-    and keeps its number.
-    """
+    """Return the trials as the sampler reads them: with a value as COMPLETE, without all dimensions as FAIL."""
     space, trials = sampler_space(spec.search), []
     for row, report in _selected([(row, _report(spec, row)) for row in rows]):
         params = _read_params(spec, row)
@@ -137,7 +133,6 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
-    """Return the sampler's proposal after these trials, in its own units."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = InMemoryStorage()
     study = optuna.create_study(storage=storage, direction="maximize", sampler=_sampler(spec, number))

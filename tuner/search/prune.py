@@ -27,8 +27,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import PRUNER, Origin, Reason, Status
 from tuner.study.study_file import PRUNERS
 
-PERCENTILE = 25.0
-"""Percentage of trials that "percentile" keeps: the best of those compared at the same episode."""
+PERCENTILE = 25.0  # percentage of trials that "percentile" keeps: the best of those compared at the same episode
 
 
 def why_pruned(
@@ -36,14 +35,8 @@ def why_pruned(
 ) -> Reason | None:
     """Return why the study's pruner ends a trial after its last evaluation, or None to go on.
 
-    The reference, the baseline, and trials that people asked for, run to their ends.
-
-    Args:
-        spec: The study's; without a pruner nothing is pruned.
-        rows: The study's trials.
-        evaluations: Those of all trials, as `Store.steps` returns them.
-        number: The trial's number.
-        replay: Of the study's earlier decisions; None: all evaluations are replayed.
+    The reference, the baseline, and trials that people asked for, run to their ends. Without a `replay` of the study's
+    earlier decisions all evaluations are replayed.
 
     Raises:
         ConfigError: the study's own pruner cannot be used.
@@ -73,9 +66,8 @@ def require_usable(spec: StudySpec) -> None:
 class Replay:
     """A study in memory that is told a stored one's evaluations and ends, each once.
 
-    Successive halving and Hyperband keep state in their study, which follows from what they were told and in which
-    order. So only what came since is told; where what was told has changed, as by a resumed trial or another KL budget,
-    all of it is told anew.
+    Successive halving and Hyperband keep state in it, so only what is new is told; where what was told has changed, as
+    by a resumed trial or another KL budget, all of it is told anew.
     """
 
     def __init__(self) -> None:
@@ -127,10 +119,7 @@ def _key(event: TrialRow | Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialRow | Mapping[str, Any]]:
-    """Return evaluations and ended trials in the order they were stored.
-
-    A trial's own evaluations and its end keep their order even where a clock went back.
-    """
+    """Return evaluations and ended trials as they were stored; a trial's own keep their order if a clock went back."""
     events: list[tuple[tuple[float, int, float], TrialRow | Mapping[str, Any]]] = []
     latest = defaultdict[int, float](float)
     for each in evaluations:

@@ -15,7 +15,6 @@ A search ends where that is less than LEAST_GAIN of what its best has gained ove
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tuner.judge.best import is_sound
 from tuner.store import TrialRow
@@ -28,22 +27,8 @@ LEAST_GAIN = 0.005
 """Least gain that another trial is to promise, as a share of the gain so far."""
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What a search has gained, and what another trial promises, in reward."""
-
-    gained: float
-    """Highest value over the SFT policy's."""
-    expected: float
-    """Expected gain of another trial over the best."""
-
-    @property
-    def is_worth_it(self) -> bool:
-        return self.expected >= LEAST_GAIN * self.gained
-
-
-def outlook(rows: Sequence[TrialRow]) -> Outlook | None:
-    """Return what another trial of a search promises; None: too few of its trials have ended with a value."""
+def outlook(rows: Sequence[TrialRow]) -> tuple[float, float] | None:
+    """Return what a search has gained, and what another trial is expected to add, in reward; None: too few values."""
     own = [row for row in rows if row.informs_sampler and row.origin in (Origin.REFERENCE, Origin.SAMPLED)]
     ended = [row for row in own if row.status.is_final]
     valued = [row for row in ended if row.value is not None and row.baseline is not None and is_sound(row)]
@@ -51,7 +36,7 @@ def outlook(rows: Sequence[TrialRow]) -> Outlook | None:
     if len(values) < LEAST_TRIALS:
         return None
     gained = max(values) - statistics.fmean(row.baseline for row in valued if row.baseline is not None)
-    return Outlook(gained, expected_gain(values, [row.value_se or 0.0 for row in valued]))
+    return gained, expected_gain(values, [row.value_se or 0.0 for row in valued])
 
 
 def expected_gain(values: Sequence[float], errors: Sequence[float]) -> float:
@@ -71,4 +56,4 @@ def ends_early(spec: StudySpec, rows: Sequence[TrialRow]) -> bool:
     if spec.listed or not spec.stop_early:
         return False
     found = outlook(rows)
-    return found is not None and not found.is_worth_it
+    return found is not None and found[1] < LEAST_GAIN * found[0]

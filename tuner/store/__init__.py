@@ -5,15 +5,14 @@ that first checks the lease's token, so a controller that lost its lease can wri
 """
 
 import socket
-from contextlib import suppress
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
-from tuner.store.orders import Order, Orders, OrderState
-from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
+from tuner.store.orders import Orders
+from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Order, OrderState, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Studies
 from tuner.store.trials import STEP_KEYS, NewTrial, Trials
 
@@ -77,21 +76,14 @@ def _require_one_host(store: Store) -> None:
 
 
 def _check(engine: Engine, create: bool) -> None:
-    """Check the store's schema version, creating the store if asked; on any error it is left unchanged."""
+    """Check the store's schema version, creating the store if asked."""
     where, version, path = schema.redacted(engine.url), connect.found_version(engine), connect.file_of(engine.url)
     if version is None:
         if create:
-            missing = [] if path is None else [each for each in (path, *path.parents) if not each.exists()]
-            try:
-                if path is not None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.touch()
-                connect.create(engine)
-            except (OSError, SQLAlchemyError):
-                for each in missing:
-                    with suppress(OSError):
-                        (each.rmdir if each.is_dir() else each.unlink)()
-                raise
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            connect.create(engine)
         elif path is None or path.exists():
             raise StoreError(f"{where} is not a PPO Tuner store; name another place")
         else:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 
 from tuner.environment import STORAGE_VARIABLE, to_copy
 from tuner.store import DEFAULT_STORAGE, Store
@@ -13,10 +14,13 @@ def location(given: str | None) -> str:
     return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
 
 
+def opened(given: str | None) -> closing[Store]:
+    """Open the store of `--storage`; a context manager that closes it in the end."""
+    return closing(Store.open(location(given)))
+
+
 def storage_flags(storage: str) -> list[str]:
-    """Return the flags for this storage in a command to copy, without a password; empty if the command finds it by
-    itself.
-    """
+    """Return the flags for this storage in a command to copy, without a password; empty if it is the default."""
     url = parse_url(storage)
     if url == parse_url(location(None)):
         return []

@@ -23,12 +23,9 @@ from tuner.store import schema
 from tuner.store.rows import Lease
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
 
-CONNECT_SECONDS = 10
-"""Timeout of a connection to PostgreSQL, unless the URL has a `connect_timeout` of its own."""
-LOCK_SECONDS = 10
-"""Timeout of a statement that waits for another process's lock; it may be tried again."""
-IDLE_SECONDS = 60
-"""PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody."""
+CONNECT_SECONDS = 10  # timeout of a connection to PostgreSQL, unless the URL has a `connect_timeout` of its own
+LOCK_SECONDS = 10  # timeout of a statement that waits for another process's lock; it may be tried again
+IDLE_SECONDS = 60  # PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody
 
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
@@ -36,7 +33,6 @@ _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
 
 
 def _json(value: Any) -> str:
-    """Serialize to JSON that every database takes."""
     return json.dumps(schema.storable(value), separators=(",", ":"), allow_nan=False)
 
 
@@ -213,15 +209,13 @@ class Database:
         self._engine = engine
         self.on_trouble: Trouble = lambda _: False
         """Called when the database is unreachable, full or locked; gives up by default."""
-        self.on_answer: Callable[[], None] = lambda: None
-        """Called whenever the database has answered."""
+        self.on_answer: Callable[[], None] = lambda: None  # called whenever the database has answered
 
     @property
     def url(self) -> URL:
         return self._engine.url
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     def _rows(self, query: Select[Any]) -> list[dict[str, Any]]:

@@ -8,45 +8,13 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from tuner.store import schema
 from tuner.store.connect import Database, now
-from tuner.store.rows import Lease, StudyRow
-
-
-class OrderState(StrEnum):
-    """State of an order."""
-
-    WAITING = "waiting"
-    DONE = "done"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Order:
-    """One order as stored."""
-
-    id: int
-    study_id: int
-    key: str
-    """Chosen by whoever placed it."""
-    kind: str
-    """The command, a name of ORDER_KINDS."""
-    trial: int | None
-    """Number of the trial concerned; None: the study."""
-    arguments: dict[str, Any]
-    placed_by: str
-    placed_at: float
-    state: OrderState
-    outcome: str | None
-    """One line on the result."""
-    decided_at: float | None
-
+from tuner.store.rows import Lease, Order, OrderState, StudyRow
 
 Effect = Callable[[Connection], str]
 """Makes an order's change within the transaction that decides it, and returns the outcome in one line."""
@@ -89,7 +57,6 @@ class Orders(Database):
         return int(self._scalar(select(func.max(schema.orders.c.id)).where(schema.orders.c.study_id == study.id)) or 0)
 
     def order(self, order_id: int) -> Order:
-        """Return an order's current state."""
         query = select(schema.orders).where(schema.orders.c.id == order_id)
         return self._read(lambda connection: _order(connection.execute(query).mappings().one()))
 

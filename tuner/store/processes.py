@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_STATE, _STARTED = 0, 19
-"""Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
+_STATE, _STARTED = 0, 19  # positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,7 @@ def this_process() -> ProcessKey:
 
 @functools.cache
 def pid_space() -> str:
-    """Return the name of this boot and pid namespace, within which process ids are comparable.
-
-    Unique to this call if it cannot be determined, as on a system without `/proc`.
-    """
+    """Return the name of this boot and pid namespace, in which process ids are comparable; unique if unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from ppo_core.config.declare import HyperValue
@@ -11,10 +12,8 @@ from ppo_core.report import EvalReadings, Sample, TokenReadings
 from tuner.store.processes import ProcessKey, is_alive
 from tuner.study.status import Origin, Reason, Role, Status, Wanted
 
-TOKEN_DIGITS = 4
-"""Significant digits of a token's readings, which are only looked at."""
-READING_DIGITS = 7
-"""Significant digits of an evaluation's readings per prompt: single precision."""
+TOKEN_DIGITS = 4  # significant digits of a token's readings, which are only looked at
+READING_DIGITS = 7  # significant digits of an evaluation's readings per prompt: single precision
 
 _TOKEN_NUMBERS = tuple(field.name for field in fields(TokenReadings) if field.name != "texts")
 
@@ -44,7 +43,6 @@ def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, or None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -248,3 +246,32 @@ class Outcome:
     end_kl: float | None = None
     end_kl_se: float | None = None
     baseline: float | None = None
+
+
+class OrderState(StrEnum):
+    """State of an order."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order as stored."""
+
+    id: int
+    study_id: int
+    key: str
+    """Chosen by whoever placed it."""
+    kind: str
+    """The command, a name of ORDER_KINDS."""
+    trial: int | None
+    """Number of the trial concerned; None: the study."""
+    arguments: dict[str, Any]
+    placed_by: str
+    placed_at: float
+    state: OrderState
+    outcome: str | None
+    """One line on the result."""
+    decided_at: float | None

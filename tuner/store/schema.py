@@ -1,49 +1,37 @@
 """The store's tables, prefixed `ppo_` so that Optuna's can share the database.
 
-Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_steps` come from `ppo_core.metrics`, so
-that a page reads just the columns it draws.
+Times are seconds since the epoch (UTC), durations seconds. The columns of studies, trials, test readings and orders are
+the fields of their rows in `tuner.store.rows`; those of `ppo_steps` come from `ppo_core.metrics`, so that a page reads
+just the columns it draws.
 """
 
 import math
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    TypeDecorator,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.output import without_secrets
+from tuner.store.rows import OnTest, Order, StudyRow, TrialRow
+from tuner.study.status import Reason
 
 SCHEMA_VERSION = 17
 """Raised with every change of the tables; stores of other versions are refused."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """Return a value in a form that every database takes.
-
-    NUL and halves of a UTF-16 pair become U+FFFD; in JSON a number that is not finite becomes text.
-    """
+    """Return a value that every database takes: no NUL or half a UTF-16 pair; numbers that are not finite as text."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, float):
@@ -53,163 +41,118 @@ def storable(value: Any) -> Any:
     return [storable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-class PlainText(TypeDecorator[str]):
+class PlainText(sa.TypeDecorator[str]):
     """Text from any source, stored as `storable` makes it."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else str(storable(value))
 
 
-meta = Table("ppo_meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
-
-studies = Table(
-    "ppo_studies",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(255), nullable=False, unique=True),
-    Column("spec", JSON, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("finished_at", Float),
-    # One controller owns a study: whoever holds the highest token may write (see `Store.acquire`).
-    Column("lease_token", Integer, nullable=False, default=0),
-    Column("lease_host", String(255)),
-    Column("lease_pid", Integer),
-    Column("lease_pid_started", Float),  # see `ProcessKey`
-    Column("lease_pid_space", String(255)),
-    Column("lease_renewed_at", Float),
-    Column("stopping_at", Float),
-    Column("paused_at", Float),
-    Column("folder", PlainText),
-    Column("workers", Integer),
-    Column("overrides", JSON(none_as_null=True)),
-    Column("digests", JSON(none_as_null=True)),
+meta = sa.Table(
+    "ppo_meta", metadata, sa.Column("key", sa.String(64), primary_key=True), sa.Column("value", sa.Text, nullable=False)
 )
 
-trials = Table(
+_SQL: Mapping[Any, Any] = {
+    int: sa.Integer,
+    float: sa.Float,
+    dict: sa.JSON(none_as_null=True),
+    Reason: sa.JSON(none_as_null=True),
+}
+"""The columns' types by those of a row's fields; all others are text."""
+
+
+def _columns(row: Any, *own: sa.Column[Any], without: Collection[str] = ()) -> list[sa.Column[Any]]:
+    """Return the columns of the rows that are read as a dataclass, one per field; `own` ones are as given."""
+    given, hints = {column.name: column for column in own}, get_type_hints(row)
+    columns = []
+    for field in (each for each in fields(row) if each.name not in without):
+        hint, default = hints[field.name], None if field.default is MISSING else field.default
+        kind, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        type_ = _SQL.get(get_origin(kind) or kind, PlainText)
+        columns.append(given.get(field.name, sa.Column(field.name, type_, nullable=bool(none), default=default)))
+    return columns
+
+
+def _id() -> sa.Column[Any]:
+    return sa.Column("id", sa.Integer, primary_key=True)
+
+
+def _study_id() -> sa.Column[Any]:
+    return sa.Column("study_id", sa.ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False)
+
+
+# One controller owns a study: whoever holds the highest token may write (see `Store.acquire`).
+_name = sa.Column("name", PlainText, nullable=False, unique=True)
+studies = sa.Table("ppo_studies", metadata, *_columns(StudyRow, _id(), _name, without=("read_at",)))
+
+_seed = sa.Column("seed", sa.BigInteger)
+trials = sa.Table(
     "ppo_trials",
     metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("origin", String(32), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("reason", JSON),
-    Column("config", JSON, nullable=False),
-    Column("params", JSON, nullable=False),
-    Column("value", Float),
-    Column("value_se", Float),
-    Column("kl", Float),
-    Column("violation", Float),
-    Column("episodes", Integer, nullable=False, default=0),
-    Column("seconds", Float, nullable=False, default=0.0),
-    Column("attempts", Integer, nullable=False, default=0),
-    Column("threads", Integer, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("label", PlainText, nullable=False, default=""),
-    Column("parent", Integer),
-    Column("fork_step", Integer),
-    Column("wanted", String(16)),
-    Column("role", String(16), nullable=False, default="search"),
-    Column("seed", BigInteger),
-    Column("value_step", Integer),
-    Column("end_reward", Float),
-    Column("end_kl", Float),
-    Column("end_kl_se", Float),
-    Column("baseline", Float),
-    Column("reread_step", Integer),
-    Column("reread_reward", Float),
-    Column("reread_kl", Float),
-    Column("reread_kl_se", Float),
-    Column("reread_seconds", Float),
-    Column("retries", Integer, nullable=False, default=0),
-    UniqueConstraint("study_id", "number"),
+    *_columns(TrialRow, _id(), _study_id(), _seed, without=("is_interrupted",)),
+    sa.UniqueConstraint("study_id", "number"),
 )
 
 
-def _step_key() -> list[Column[Any]]:
+def _step_key() -> list[sa.Column[Any]]:
     """Return the columns that identify a step of a trial; its rows are deleted with the trial."""
     return [
-        Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-        Column("step", Integer, primary_key=True),
+        sa.Column("trial_id", sa.ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
+        sa.Column("step", sa.Integer, primary_key=True),
     ]
 
 
-steps = Table(
+steps = sa.Table(
     "ppo_steps",
     metadata,
     *_step_key(),
-    Column("episode", Integer, nullable=False),
-    Column("at", Float, nullable=False),
-    *(Column(metric.column, Float) for metric in METRICS.values()),
+    sa.Column("episode", sa.Integer, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    *(sa.Column(metric.column, sa.Float) for metric in METRICS.values()),
     # A task's own metrics, and what a float column cannot hold (NaN and infinities, as text).
-    Column("extra", JSON),
+    sa.Column("extra", sa.JSON),
 )
 
-samples = Table(
+samples = sa.Table(
     "ppo_samples",
     metadata,
     *_step_key(),
-    Column("prompt_index", Integer, primary_key=True),
-    Column("prompt", PlainText, nullable=False),
-    Column("response", PlainText, nullable=False),
-    Column("reward", Float),
-    Column("kl", Float),
-    Column("length", Integer, nullable=False),
+    sa.Column("prompt_index", sa.Integer, primary_key=True),
+    sa.Column("prompt", PlainText, nullable=False),
+    sa.Column("response", PlainText, nullable=False),
+    sa.Column("reward", sa.Float),
+    sa.Column("kl", sa.Float),
+    sa.Column("length", sa.Integer, nullable=False),
     # The reward's parts by name, and the readings of each token: the fields of `TokenReadings` (see `rows.to_row`).
-    Column("parts", JSON, nullable=False),
-    Column("tokens", JSON(none_as_null=True)),
+    sa.Column("parts", sa.JSON, nullable=False),
+    sa.Column("tokens", sa.JSON(none_as_null=True)),
 )
 
 # One reading per eval prompt, in the prompts' order: trials can be compared prompt by prompt.
-readings = Table(
+readings = sa.Table(
     "ppo_readings",
     metadata,
     *_step_key(),
-    Column("rewards", JSON, nullable=False),
-    Column("kls", JSON, nullable=False),
-    Column("lengths", JSON, nullable=False),
+    sa.Column("rewards", sa.JSON, nullable=False),
+    sa.Column("kls", sa.JSON, nullable=False),
+    sa.Column("lengths", sa.JSON, nullable=False),
 )
 
 # Results on the test prompts, read once after the search.
-test_readings = Table(
-    "ppo_test_readings",
-    metadata,
-    *_step_key(),
-    Column("prompts", Integer, nullable=False),
-    Column("reward", Float),
-    Column("reward_se", Float),
-    Column("kl", Float),
-    Column("kl_se", Float),
-    Column("why_not", PlainText),
-    Column("at", Float, nullable=False),
-)
+test_readings = sa.Table("ppo_test_readings", metadata, *_step_key(), *_columns(OnTest, without=("step",)))
 
 OF_TRIALS = {"steps": steps, "samples": samples, "readings": readings, "test_readings": test_readings}
 """Tables of a trial's own rows, by name: copied, exported and deleted with it."""
 
-orders = Table(
-    "ppo_orders",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
-    # Chosen by the sender, so that placing an order again after a lost reply changes nothing.
-    Column("key", String(64), nullable=False, unique=True),
-    Column("kind", String(16), nullable=False),
-    Column("trial", Integer),
-    Column("arguments", JSON, nullable=False),
-    Column("placed_by", String(255), nullable=False),
-    Column("placed_at", Float, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("outcome", PlainText),
-    Column("decided_at", Float),
-)
+# Its key is chosen by the sender, so that placing an order again after a lost reply changes nothing.
+_key = sa.Column("key", PlainText, nullable=False, unique=True)
+orders = sa.Table("ppo_orders", metadata, *_columns(Order, _id(), _study_id(), _key))
 
-Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
-Index("ppo_steps_by_time", steps.c.at)
+sa.Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
+sa.Index("ppo_steps_by_time", steps.c.at)
 
 
 _URL, _ALMOST_URL = re.compile("[^/]+://"), re.compile("(sqlite|postgresql)[^/]*:(?!//)")

@@ -10,9 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from ppo_core.errors import StudyError, nearest
 from tuner.store import schema
 from tuner.store.connect import Database, now, renew
-from tuner.store.orders import OrderState
 from tuner.store.processes import this_process
-from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow, TrialRow
+from tuner.store.rows import LEASE_SECONDS, Lease, OrderState, StudyRow, TrialRow
 from tuner.store.trials import write_judgements
 
 _LEASE_ENDS = ("lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
@@ -129,13 +128,7 @@ class Studies(Database):
         return Lease(study.id, token)
 
     def renew(self, lease: Lease) -> None:
-        """Renew the lease when nothing else was written for a while."""
         self._write(lease, lambda _: None)
-
-    def show_stopping(self, lease: Lease) -> None:
-        """Record that the controller stops once each running trial has finished its step."""
-        query = update(schema.studies).where(schema.studies.c.id == lease.study_id)
-        self._write(lease, lambda connection: connection.execute(query.values(stopping_at=now(connection))))
 
     def release(self, lease: Lease) -> None:
         """Release the lease, if still held. The host stays known."""

@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    Select,
-    Table,
-    and_,
-    delete,
-    func,
-    insert,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, insert, literal, select, update
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import StudyError
@@ -60,10 +48,9 @@ class Trials(Database):
     """The store's trials."""
 
     def trials(self, study: StudyRow) -> list[TrialRow]:
-        """Return the study's trials by number."""
-        table, is_held = schema.trials, study.has_controller
+        table, has_controller = schema.trials, study.has_controller
         query = select(table).where(table.c.study_id == study.id).order_by(table.c.number)
-        return self._read(lambda connection: [_trial_row(row, is_held) for row in connection.execute(query)])
+        return self._read(lambda connection: [_trial_row(row, has_controller) for row in connection.execute(query)])
 
     def trial(self, study: StudyRow, number: int) -> TrialRow:
         """Return one trial, or raise StudyError saying which numbers there are."""
@@ -85,10 +72,7 @@ class Trials(Database):
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
 
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
-        """Count an attempt and delete the rows after the checkpoint it starts from; all, if there is none.
-
-        A reading of step 0 on the test prompts stays: the SFT policy is the same in every attempt.
-        """
+        """Count an attempt and delete the rows after its checkpoint, or all; a test reading of step 0 stays."""
         last_kept = -1 if resumed_step is None else resumed_step
         steps, trials = schema.steps, schema.trials
 
@@ -106,11 +90,7 @@ class Trials(Database):
         return self._write(lease, begin)
 
     def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
-        """Record one step with its samples, and return the trial's pending order, if any.
-
-        `seconds` is the trial's cost since the last report. A step already recorded is left unchanged, except to add
-        its evaluation.
-        """
+        """Record a step with its samples and cost in seconds, or add its evaluation; return a pending order."""
         steps, trials = schema.steps, schema.trials
         key = {"trial_id": trial_id, "step": report.step}
         same = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
@@ -164,14 +144,12 @@ class Trials(Database):
         self._write(lease, lambda connection: _update(connection, trial_id, seconds=spent, **values))
 
     def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
-        """Record the number of times a trial was resumed after a failure."""
         self._write(lease, lambda connection: _update(connection, trial_id, retries=retries))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
-        """Record that a trial has no worker: PAUSED if an order asks for that, else WAITING.
+        """Record that a trial has no worker: PAUSED, as it stands `so_far`, if an order asks for that, else WAITING.
 
-        Returns False and changes nothing if an order asks to stop it: the caller ends it. `so_far` is its standing if
-        paused; `reason`, why it waits, if for more than a worker.
+        Returns False and changes nothing if an order asks to stop it: the caller ends it. `reason`: why it waits.
         """
         table = schema.trials
 
@@ -189,16 +167,12 @@ class Trials(Database):
         return self._write(lease, leave)
 
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
-        """Record a trial's result."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
     def steps(
         self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, ordered by trial and step.
-
-        A metric is None where not measured or not finite.
-        """
+        """Return rows of STEP_KEYS and the named metrics, by trial and step; None where not measured or not finite."""
         table = schema.steps
         named = (table.c[METRICS[metric].column].label(metric) for metric in metrics)
         columns = [*(table.c[name] for name in STEP_KEYS), *named]
@@ -223,7 +197,6 @@ class Trials(Database):
         }
 
     def last_step(self, trial_id: int) -> int | None:
-        """Return a trial's newest recorded step, or None."""
         last: int | None = self._scalar(
             select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
         )
@@ -232,10 +205,7 @@ class Trials(Database):
     def samples(
         self, trial_ids: Iterable[int], step: int | None = None, *, with_tokens: bool = False
     ) -> list[dict[str, Any]]:
-        """Return sample rows by prompt, trial and step, optionally of one step.
-
-        `tokens`, by far the largest part of a row, are included only on request.
-        """
+        """Return sample rows by prompt, trial and step, optionally of one step; `tokens`, the most, on request."""
         table = schema.samples
         query = select(*(column for column in table.c if with_tokens or column is not table.c.tokens))
         query = query.order_by(table.c.prompt_index, table.c.trial_id, table.c.step)
@@ -249,11 +219,7 @@ class Trials(Database):
         return None if stored is None else token_readings(stored)
 
     def readings(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step` and the evaluation's readings, in order, optionally of one step.
-
-        `rewards`, `kls` (nats) and `lengths` (tokens) have one number per eval prompt, in the prompts' order; None for
-        one that was not finite.
-        """
+        """Return rows of `trial_id`, `step`, `rewards`, `kls` (nats), `lengths` (tokens) by prompt; None: no number."""
         table = schema.readings
         query = select(table).order_by(table.c.trial_id, table.c.step)
         return self._rows(_of_trials(query, table, trial_ids, step))
@@ -270,7 +236,6 @@ class Trials(Database):
 
 
 def _of_trials(query: Select[Any], table: Table, trial_ids: Iterable[int], step: int | None = None) -> Select[Any]:
-    """Limit a query to the rows of these trials, optionally of one step."""
     query = query.where(table.c.trial_id.in_(list(trial_ids)))
     return query if step is None else query.where(table.c.step == step)
 
@@ -337,11 +302,11 @@ def step_columns(report: StepReport) -> dict[str, Any]:
     return columns | {"extra": extra or None}
 
 
-def _trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
-    """Convert a row of the trials table; `is_held`: a controller runs its study."""
+def _trial_row(row: Row[Any], has_controller: bool = True) -> TrialRow:
+    """Convert a row of the trials table; `has_controller`: a controller runs its study."""
     values = row._mapping
     typed = {name: None if values[name] is None else convert(values[name]) for name, convert in _TYPES.items()}
-    return TrialRow(**{**values, **typed}, is_interrupted=not is_held and typed["status"] is Status.RUNNING)
+    return TrialRow(**{**values, **typed}, is_interrupted=not has_controller and typed["status"] is Status.RUNNING)
 
 
 def _to_reason(stored: Mapping[str, Any]) -> Reason:

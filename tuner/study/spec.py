@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
@@ -36,31 +36,20 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coe
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 _PLAIN_KEYS = (
-    "name",
-    "task",
-    "trainer",
-    "trials",
-    "budget",
-    "stop_early",
-    "seed",
-    "device",
-    "gpus_per_trial",
-    "pruner",
+    *("name", "task", "trainer", "trials", "budget", "stop_early", "seed", "device", "gpus_per_trial", "pruner"),
 )
 """Keys of a study file that are fields of `StudySpec` as they are."""
 
-ValueSource = Literal["TRL", "task", "study"]
-"""Source of a value: TRL's default, the task's reference, or the study."""
+ValueSource = Literal["TRL", "task", "study"]  # source of a value: TRL's default, the task's reference, or the study
 
 
-@dataclass(frozen=True)
-class SpecChanges:
-    """Differences between a study file and the stored study that it resumes."""
+class SpecChanges(NamedTuple):
+    """Differences between a study file and the stored study that it resumes, one line each."""
 
-    allowed: list[str] = field(default_factory=list)
-    """Changes that take effect, one line each."""
-    refused: list[str] = field(default_factory=list)
-    """Changes that would mix two experiments, one line each."""
+    allowed: Sequence[str] = ()
+    """Changes that take effect."""
+    refused: Sequence[str] = ()
+    """Changes that would mix two experiments."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +107,11 @@ class StudySpec:
 
     @property
     def budget_time(self) -> study_file.Time | None:
-        """The budget, if it is a time."""
         return study_file.Time.read(self.budget) if isinstance(self.budget, str) else None
 
     @property
     def most_spent(self) -> float | None:
-        """Most that the search can spend, in trials of full length: the budget, but no more than all trials cost; None:
-        these are not limited, or by time.
-        """
+        """Most that the search can spend, in trials of full length, at most all trials; None: not limited so."""
         if self.budget is None or isinstance(self.budget, str):
             return None
         return self.budget if self.trials is None else min(self.budget, self.trials)
@@ -160,7 +146,6 @@ class StudySpec:
 
     @property
     def _listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
-        """The listed trials' params, by the trial's name."""
         return {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
 
     @classmethod
@@ -201,12 +186,11 @@ class StudySpec:
             task = study_file.stored_task(checks.text(content["task"], f"{where}: task"), stored, where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         table = checks.table(content.get("search", {}), f"{where}: search")
-        if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
+        has_own_beta = "kl_coef" in task.advised or "kl_coef" in task.reference  # in the units of its own reward
+        if table.get("kl_coef") == "advised" and not has_own_beta:
             fixed.setdefault("normalize_kl_coef", True)
         listed = trial_tables.read_listed(content, fixed, where)
-        kl_budget, first_budget, kl_limit = study_file.read_kl(
-            content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
-        )
+        kl_budget, first_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
         advised = study_file.advised_ranges(task, fixed, first_budget)
         asked = study_file.read_search(table, advised, f"{where}: search")
         listed_names = {name for trial in listed for name in trial.params}
@@ -236,7 +220,7 @@ class StudySpec:
             first_budget=first_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
-            pruner=optional("pruner", study_file.read_pruner),
+            pruner=optional("pruner", partial(study_file.name_or_path, known=study_file.PRUNERS)),
             baseline=trial_tables.read_baseline(content, where),
             listed=listed,
             warm_start=names,
@@ -344,11 +328,7 @@ class StudySpec:
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
-        """Return trial 0's params: the task's own values, TRL's where it states none.
-
-        They may lie outside the search ranges. Unset values are left out. Empty if the study lists its trials: such a
-        study has no reference.
-        """
+        """Return trial 0's params, the task's own or TRL's, also outside the ranges; empty if trials are listed."""
         values = {name: self._reference_value(name) for name in self.search}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -435,7 +415,6 @@ class StudySpec:
         )
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
-        """Return the changes from `old`, the stored spec of the same name."""
         before, after = old._must_stay(), self._must_stay()
         allowed = _changes(old._may_change(), self._may_change())
         of_task = digest.changes(digest.declared(old.declared), digest.declared(self.declared))
@@ -443,7 +422,6 @@ class StudySpec:
         return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
 
     def _may_change(self) -> dict[str, object]:
-        """Return what may change between runs, by name."""
         return {
             **{
                 f"search.{name}": self.search[name].text if name in self.search else "not searched"
@@ -457,7 +435,6 @@ class StudySpec:
         }
 
     def _must_stay(self) -> dict[str, object]:
-        """Return what must not change once a trial has run, by name."""
         return {
             **{key: getattr(self, key) for key in ("task", "trainer", "pruner", "seed")},
             **{
@@ -505,7 +482,6 @@ class StudySpec:
         return value
 
     def _check(self, where: str) -> None:
-        """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""
         if self.listed:
             self._check_each(self._listed_params, where)
             return
@@ -530,7 +506,6 @@ class StudySpec:
             self._check_baseline(where)
 
     def _check_baseline(self, where: str) -> None:
-        """Raise ConfigError if the baseline could not be a trial beside the reference."""
         self._check_each({"baseline": self.baseline_params()}, where)
         config = self.config(self.baseline_params())
         require_stated_mini_batch(self.baseline, config, f"{where}: baseline.")
@@ -538,7 +513,6 @@ class StudySpec:
             raise ConfigError(f"{where}: baseline: it is the same as trial 0, the reference; state what differs")
 
     def _check_extent(self, where: str) -> None:
-        """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
         if self.trials is None and self.budget is None:
             raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
         if isinstance(self.budget, float) and self.budget < 1:

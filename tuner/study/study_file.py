@@ -9,27 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ppo_core.config import checks
+from ppo_core.config import checks, declare, hyperparameters
 from ppo_core.config.checks import Bounds
-from ppo_core.config.declare import (
-    Choices,
-    Dimension,
-    Hyperparameter,
-    HyperValue,
-    Range,
-    read_choices,
-    read_range,
-    require_numeric,
-    require_searchable,
-)
-from ppo_core.config.hyperparameters import (
-    HYPERPARAMETERS,
-    MAKES_INERT,
-    PPOConfig,
-    default_kl_step,
-    inert,
-    require_name,
-)
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, MAKES_INERT, PPOConfig, inert, require_name
 from ppo_core.config.lookup import import_module, user_path
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.errors import ConfigError, TaskError, nearest
@@ -61,7 +43,8 @@ TOP_LEVEL: Mapping[str, str] = {
     "kl": "a table: the KL budget and the KL limit",
     "guard": "a table: the limits of the rules that end trials early",
     "sampler": "what proposes configurations: a name, or a table",
-    "pruner": "what stops trials early by their evaluations: a name, or a table; unset: nothing",
+    "pruner": "what stops trials early by their evaluations: one of the pruners, or `module:callable`: called without "
+    "arguments, it returns an Optuna pruner; unset: nothing",
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
 """Keys of a study file, with descriptions."""
@@ -69,12 +52,9 @@ KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
     "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where "
     f"`budget` is set {KL_LIMIT:g} times `first_budget`",
-    "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "first_budget": "the budget that trials are made for, in nats per response; `budget` unless set, and the first one "
     "of a study whose budget has changed",
-    "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
-"""Keys of the [kl] table."""
 BELOW = {**{name: f"fixed.{name}" for name in HYPERPARAMETERS}, **{f"kl_{key}": f"kl.{key}" for key in KL}}
 """Where names belong that are often given at the top of a study file."""
 SAMPLER: Mapping[str, str] = {
@@ -82,11 +62,6 @@ SAMPLER: Mapping[str, str] = {
     "It is made anew for each trial and may keep nothing in the study",
     "startup_trials": "trials with a value that the sampler waits for (default 4)",
 }
-"""Keys of the [sampler] table."""
-PRUNER: Mapping[str, str] = {
-    "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
-}
-"""Keys of the [pruner] table."""
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "learns where good trials lie, from all trials so far",
@@ -108,7 +83,6 @@ DECLARED = "declared"
 _DECLARED = tuple(each.name for each in fields(Task) if each.name not in ("name", "advised", "prepare"))
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
-"""Required keys of a study that lists its trials."""
 
 KL_TARGETS = (0.6, 1.0)
 """Advised KL targets, as shares of the KL budget."""
@@ -126,8 +100,6 @@ NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, 
 UNITS: Mapping[str, tuple[float, str]] = {"s": (1.0, "s"), "m": (60.0, "min"), "h": (3600.0, "h")}
 """Seconds of each unit of time, and how it is printed."""
 BUDGET_IS = "a number over 0 of full-length trials, such as 8, or a time such as 90s, 3m or 2h"
-PER_TOKEN = "_per_token"
-"""Suffix of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
 
 
@@ -192,45 +164,29 @@ def setting_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float, float]:
+def read_kl(value: object, task: Task, where: str) -> tuple[float, float, float]:
     """Return KL budget, first budget and limit in nats per response: the [kl] table's over the task's.
 
-    The task's limit belongs to the task's budget: beside one of the study's own it is KL_LIMIT times that.
-
-    Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
-    evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
-    differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
-    the KL of a whole response.
+    Beside a budget of the study's own the limit is KL_LIMIT times that, unless given.
 
     Raises:
-        ConfigError: a value is given twice or not allowed, or the limit is below the budget.
+        ConfigError: a value is not allowed, or the limit is below the budget.
     """
     values = checks.table(value, where)
     checks.require_known(values, KL, f"{where}.", {f"kl_{key}": key for key in KL})
-    budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
-    first = _nats(values, "first_budget", budget, task.eval_response_length, where)
-    is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}
-    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * first, length, where)
+
+    def nats(name: str, default: float) -> float:
+        return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
+
+    budget = nats("budget", task.kl_budget)
+    first = nats("first_budget", budget)
+    limit = nats("limit", KL_LIMIT * first if "budget" in values else task.kl_limit)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, first, limit
 
 
-def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
-    """Return a KL in nats per response, converted from nats per token if given so."""
-    per_token = f"{name}{PER_TOKEN}"
-    if per_token not in values:
-        return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
-    if name in values:
-        raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
-    if length is None:
-        raise ConfigError(
-            f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
-        )
-    return checks.number(values[per_token], checks.POSITIVE, f"{where}.{per_token}") * length
-
-
-def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
+def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, declare.HyperValue]:
     """Return the [fixed] table in the fields' types; `where` names the table."""
     fixed = {}
     for name, value in values.items():
@@ -245,19 +201,13 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
 
 
 def pace(
-    given: Collection[str], fixed: Mapping[str, HyperValue], kl_target: HyperValue, *, is_listed: bool
-) -> dict[str, HyperValue]:
+    given: Collection[str], fixed: Mapping[str, declare.HyperValue], kl_target: declare.HyperValue, *, is_listed: bool
+) -> dict[str, declare.HyperValue]:
     """Return how the rate and β of trials move where their study does not say.
 
-    They keep their own pace, at `kl_target`, if the study fixes that, or if neither it nor one of its trials sets a
-    learning rate or how β moves. In another search β adapts to the target, unless it is set, and begins in units of the
-    scores' spread.
-
-    Args:
-        given: Names that the study searches, or that a trial sets.
-        fixed: The study's fixed values.
-        kl_target: Nats per response.
-        is_listed: True if the study lists its trials.
+    They keep their own pace, at `kl_target` (nats per response), if the study fixes that, or if neither it nor one of
+    its trials sets a learning rate or how β moves. In another search β adapts to the target, unless it is set, and
+    begins in units of the scores' spread. `given` are the names that the study searches, or that a trial sets.
     """
     if fixed.get("lr_controller") == "kl_step" or fixed.get("kl_controller") == "hold":
         return {"kl_target": kl_target, "lr_controller": "kl_step"}
@@ -267,10 +217,10 @@ def pace(
     return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target, "normalize_kl_coef": True}
 
 
-def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
+def reference_kl_step(task: Task, fixed: Mapping[str, declare.HyperValue]) -> float:
     """Return the KL step of the reference where nothing states one, as a share of the KL target."""
     length = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
-    return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+    return hyperparameters.default_kl_step(PPOConfig.from_dict(length).num_iterations())
 
 
 def beta_of_best(spread: float, kl_budget: float) -> float:
@@ -282,30 +232,27 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
-def has_own_beta(task: Task) -> bool:
-    """Return True if a task states β, and so in its own reward's units; else studies have it in spreads of scores."""
-    return "kl_coef" in task.advised or "kl_coef" in task.reference
-
-
-def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
+def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budget: float) -> dict[str, declare.Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
     Those of the KL target and the KL step are shares of the KL budget and of the run; that of β lies around the task's
-    own, else it is in spreads of the scores per nat (see `has_own_beta`).
+    own, else it is in spreads of the scores per nat.
     """
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
     beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
     own = {
-        "kl_coef": Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
-        "kl_target": Range(low * kl_budget, high * kl_budget),
-        "kl_step": Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
+        "kl_coef": declare.Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
+        "kl_target": declare.Range(low * kl_budget, high * kl_budget),
+        "kl_step": declare.Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
     }
     return declared | own | {name: advised.range for name, advised in task.advised.items()}
 
 
-def read_search(values: Mapping[str, Any], advised: Mapping[str, Range], where: str) -> dict[str, Dimension]:
+def read_search(
+    values: Mapping[str, Any], advised: Mapping[str, declare.Range], where: str
+) -> dict[str, declare.Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
     search = {
         name: _read_dimension(require_name(name, where), value, advised, f"{where}.{name}")
@@ -314,36 +261,36 @@ def read_search(values: Mapping[str, Any], advised: Mapping[str, Range], where: 
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
-def extreme(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+def extreme(dimension: declare.Dimension, which: Literal["low", "high"]) -> declare.HyperValue:
     """Return the lowest or highest value of a dimension; of choices without an order, the first."""
-    if not isinstance(dimension, Choices):
-        return getattr(dimension, which)  # type: ignore[no-any-return]
+    if not isinstance(dimension, declare.Choices):
+        return dimension.low if which == "low" else dimension.high
     numbers = [value for value in dimension.values if is_number(value)]
     if len(numbers) < len(dimension.values):
         return dimension.values[0]
     return min(numbers) if which == "low" else max(numbers)
 
 
-def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
+def single_values(dimension: declare.Dimension) -> tuple[declare.HyperValue, ...]:
     """Return the values of a small dimension: its choices or powers of two; empty for others."""
-    if isinstance(dimension, Choices):
+    if isinstance(dimension, declare.Choices):
         return dimension.values
     if dimension.scale != "log2":
         return ()
     return tuple(2**power for power in range(int(math.log2(dimension.low)), int(math.log2(dimension.high)) + 1))
 
 
-def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
+def choice_pairs(search: Mapping[str, declare.Dimension]) -> Iterator[dict[str, declare.HyperValue]]:
     """Yield each choice of a search, alone and with each single value of every other dimension."""
     singles = {name: values for name, dimension in search.items() if (values := single_values(dimension))}
     for name, dimension in search.items():
-        if isinstance(dimension, Choices):
+        if isinstance(dimension, declare.Choices):
             yield from ({name: value} for value in dimension.values)
             for other in (each for each in singles if each != name):
                 yield from ({name: value, other: beside} for value in dimension.values for beside in singles[other])
 
 
-def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
+def why_idle(name: str, search: Mapping[str, declare.Dimension], fixed: Mapping[str, declare.HyperValue]) -> str | None:
     """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
         [(other, value) for value in single_values(search[other]) or (extreme(search[other], "low"),)]
@@ -354,11 +301,13 @@ def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, Hyp
     return None if None in reasons else reasons[0]
 
 
-def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, Range], where: str) -> Dimension:
-    require_searchable(hyper, where)
+def _read_dimension(
+    hyper: declare.Hyperparameter, value: object, advised: Mapping[str, declare.Range], where: str
+) -> declare.Dimension:
+    declare.require_searchable(hyper, where)
     if isinstance(value, list):
-        return read_choices(hyper, value, where)
-    require_numeric(hyper, where)
+        return declare.read_choices(hyper, value, where)
+    declare.require_numeric(hyper, where)
     if value == "advised":
         if hyper.name not in advised:
             raise ConfigError(f"{where}: no range is advised for it; write {{ low = ..., high = ... }}")
@@ -367,14 +316,11 @@ def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, 
         raise ConfigError(
             f'{where} = {value!r} is not allowed; expected "advised", a range {{ low = ..., high = ... }} or a list'
         )
-    return read_range(hyper, value, where)
+    return declare.read_range(hyper, value, where)
 
 
 def read_task(value: object, where: str) -> Task:
-    """Return the task that the study file `where` names (a path relative to the file) or states in a table.
-
-    Without such a file, as where a program states the study, the task is named by its table.
-    """
+    """Return the task that a study file names, by a path from its folder or else, or states in a table."""
     file = Path(where)
     try:
         if isinstance(value, Mapping):
@@ -396,32 +342,18 @@ def _states(file: Path, task: Task) -> bool:
 
 def read_sampler(value: object, where: str) -> SamplerSpec:
     """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
-    values = {"name": SamplerSpec.name, **_named_table(value, SAMPLER, where)}
+    values = {"name": value} if isinstance(value, str) else checks.table(value, where)
+    checks.require_known(values, SAMPLER, f"{where}.")
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     startup_trials = checks.integer(startup, Bounds(1), f"{where}.startup_trials")
-    return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
+    return SamplerSpec(name_or_path(values.get("name", SamplerSpec.name), SAMPLERS, f"{where}.name"), startup_trials)
 
 
-def read_pruner(value: object, where: str) -> str:
-    """Return the pruner of a name or of the [pruner] table, or raise ConfigError."""
-    values = _named_table(value, PRUNER, where)
-    if "name" not in values:
-        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
-    return _name_or_path(values["name"], PRUNERS, where)
-
-
-def _named_table(value: object, keys: Mapping[str, str], where: str) -> Mapping[str, Any]:
-    """Return a table that may be written as its name alone."""
-    values = {"name": value} if isinstance(value, str) else checks.table(value, where)
-    checks.require_known(values, keys, f"{where}.")
-    return values
-
-
-def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
+def name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
     """Return a known name, or the path of a user's own callable."""
     if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
         raise ConfigError(
-            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f'{where} = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
             f"{nearest(str(name), known)}"
         )
     return name
@@ -447,10 +379,7 @@ def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..
 
 
 def declared_values(task: Task) -> dict[str, Any]:
-    """Return what a task declares, as plain JSON values that `stored_task` reads back.
-
-    Its advised ranges are left out: those that are searched are among the study's own.
-    """
+    """Return what a task declares, but its advised ranges, as plain JSON values that `stored_task` reads back."""
     return {name: getattr(task, name) for name in _DECLARED} | {"reference": dict(task.reference)}
 
 

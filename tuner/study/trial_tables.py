@@ -5,14 +5,13 @@ recipe has the searchable values that its source states; the reference fills in 
 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppo_core.config import checks
 from ppo_core.config.declare import RUN_LENGTH, Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
-from ppo_core.data.task import Task
+from ppo_core.config.hyperparameters import inert
 from ppo_core.errors import ConfigError, nearest
 from tuner.study.space import inside, is_number
 from tuner.study.study_file import NAME, OF_A_SCHEDULE, matching, read_fixed
@@ -67,8 +66,7 @@ class ListedTrial:
         return {**named, **moved, **self.params}
 
 
-@dataclass(frozen=True)
-class PublishedRecipe:
+class PublishedRecipe(NamedTuple):
     """Published hyperparameters."""
 
     source: str
@@ -87,20 +85,10 @@ RECIPES: Mapping[str, PublishedRecipe] = {
         learning_rate=3e-6, value_learning_rate=3e-6, batch_size=512, mini_batch_size=512, num_ppo_epochs=4,
         kl_coef=0.05, lam=0.95, cliprange_value=0.2, vf_coef=0.1, temperature=0.7, missing_eos_penalty=1.0,
     ),
-    "n_details": _recipe(
-        "Huang et al. 2024, arXiv 2403.17031 (summarize_from_feedback_details): TL;DR, 1B to 6.9B",
-        learning_rate=3e-6, value_learning_rate=3e-6, adam_epsilon=1e-5, batch_size=512, mini_batch_size=512,
-        num_ppo_epochs=4, kl_coef=0.05, lam=0.95, cliprange_value=0.2, vf_coef=0.1, temperature=0.7,
-        missing_eos_penalty=1.0,
-    ),
     "ziegler_sentiment": _recipe(
         "Ziegler et al. 2019, arXiv 1909.08593 (openai/lm-human-preferences): sentiment, 774M",
         learning_rate=1e-5, value_learning_rate=1e-5, batch_size=512, mini_batch_size=512, num_ppo_epochs=4,
         kl_coef=0.15, kl_target=6.0, kl_horizon=10_000, vf_coef=0.1, temperature=0.7,
-    ),
-    "ziegler_tldr": _recipe(
-        "Ziegler et al. 2019, arXiv 1909.08593 (openai/lm-human-preferences): TL;DR, 774M",
-        learning_rate=2e-6, batch_size=32, mini_batch_size=32, num_ppo_epochs=4, kl_coef=0.03, temperature=0.7,
     ),
     "stiennon": _recipe(
         "Stiennon et al. 2020, arXiv 2009.01325: TL;DR, 1.3B",
@@ -129,16 +117,9 @@ RECIPES: Mapping[str, PublishedRecipe] = {
         learning_rate=5e-7, value_learning_rate=1.5e-6, batch_size=128, mini_batch_size=32, lam=0.95, vf_coef=1.0,
         temperature=0.8,
     ),
-    "trlx_hh": _recipe(
-        "trlx (CarperAI, 2023), examples/hh: 125M",
-        learning_rate=8e-6, value_learning_rate=8e-6, batch_size=128, mini_batch_size=32, num_ppo_epochs=4,
-        kl_coef=0.05, kl_target=6.0, lam=0.95, vf_coef=1.0,
-    ),
 }  # fmt: skip
-"""Published recipes by name."""
 
 _ONLY_SEARCHED = ("search", "sampler", "pruner", "baseline", "start", "warm_start")
-"""Keys without effect if trials are listed."""
 
 
 def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
@@ -168,16 +149,6 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
             f"(there are {len(listed)})"
         )
     return listed
-
-
-def response_length(
-    task: Task, fixed: Mapping[str, HyperValue], search: Collection[str], listed: Sequence[ListedTrial]
-) -> int | None:
-    """Return the response length in tokens if it is the same in all trials, else None."""
-    name = "response_length"
-    default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
-    lengths = {trial.params.get(name, default) for trial in listed} or {default}
-    return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
 
 
 def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
@@ -219,13 +190,13 @@ def read_baseline(content: Mapping[str, Any], where: str) -> dict[str, HyperValu
     Raises:
         ConfigError: a value is not allowed, there is none, or it is one of those that all trials share.
     """
-    place = f"{where}: baseline"
-    values = read_fixed(checks.table(content.get("baseline", {}), place), place)
+    at = f"{where}: baseline"
+    values = read_fixed(checks.table(content.get("baseline", {}), at), at)
     if "baseline" in content and not values:
-        raise ConfigError(f"{place}: it states nothing, so it is the same as trial 0, the reference")
+        raise ConfigError(f"{at}: it states nothing, so it is the same as trial 0, the reference")
     for name in RUN_LENGTH:
         if name in values:
-            raise ConfigError(f"{place}.{name}: it is the same in all trials of a study; set it in [fixed]")
+            raise ConfigError(f"{at}.{name}: it is the same in all trials of a study; set it in [fixed]")
     return values
 
 
@@ -238,17 +209,17 @@ def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> t
     names = content.get("warm_start", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f'{where}: warm_start = {names!r} is not allowed; expected a list of names such as ["trl"]')
-    place = f"{where}: warm_start"
+    at = f"{where}: warm_start"
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise ConfigError(f'{place}: "{name}" is listed twice')
+            raise ConfigError(f'{at}: "{name}" is listed twice')
         if name == f"{STUDY}{study}":
-            raise ConfigError(f'{place}: "{name}" is this study; name an earlier one')
+            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
         if name.startswith(STUDY):
-            matching(name.removeprefix(STUDY), NAME, f"{place}: {STUDY}NAME with NAME")
+            matching(name.removeprefix(STUDY), NAME, f"{at}: {STUDY}NAME with NAME")
         elif name not in RECIPES:
             there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
-            raise ConfigError(f'{place}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
+            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
     return tuple(names)
 
 
@@ -262,23 +233,23 @@ def read_starts(
     """
     settled, requested = [], []
     for number, values in enumerate(_tables(content, "start", where)):
-        place = f"{where}: start {number}"
-        table = dict(checks.table(values, place))
+        at = f"{where}: start {number}"
+        table = dict(checks.table(values, at))
         if "moved_from" in table:
-            moved_from = read_fixed(checks.table(table.pop("moved_from"), place), f"{place}.moved_from")
+            moved_from = read_fixed(checks.table(table.pop("moved_from"), at), f"{at}.moved_from")
             source = table.pop("warm_start", "")
-            settled.append(replace(read_trial(table, fixed, place), source=source, moved_from=moved_from))
+            settled.append(replace(read_trial(table, fixed, at), source=source, moved_from=moved_from))
             continue
-        start = read_trial(table, fixed, place)
+        start = read_trial(table, fixed, at)
         allowed = dict.fromkeys((*search, *OF_A_SCHEDULE))
         for name in start.params:
             if name not in allowed:
                 hint = nearest(name, allowed)
-                raise ConfigError(f"{place}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
+                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
         try:
             inside = clip_to_space(start.params, search, start.label)
         except ConfigError as error:
-            raise ConfigError(f"{place}.{error}") from None
+            raise ConfigError(f"{at}.{error}") from None
         requested.append(replace(inside, params={**start.params, **inside.params}))
     return settled, requested
 
