@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ppo_core.algorithm import experience
 from tests.tuner.invoke import Invoke
-from tuner.cli import doctor
+from tuner.cli import doctor, self_check
 from tuner.store.schema import SCHEMA_VERSION
 
 
@@ -76,3 +78,42 @@ def test_a_store_that_cannot_be_used(
     (own_folder / "other.db").write_text("no database at all, but a text that is long enough to be read as one" * 10)
     status, found = states(ppo_tuner, "--storage", "other.db")
     assert (status, found["store"]["state"]) == (1, "fail")
+
+
+# The trainer
+
+
+@pytest.mark.slow
+def test_a_sound_trainer_learns_three_tasks_with_known_answers(
+    ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]
+) -> None:
+    status, found = states(ppo_tuner, "--train")
+    trained = {about: finding["state"] for about, finding in found.items() if about.startswith("training, ")}
+    assert status == 0 and list(trained.values()) == ["ok"] * len(self_check.TASKS)
+    assert not list(own_folder.iterdir()), "nothing is written"
+
+
+@pytest.mark.slow
+def test_a_trainer_that_lowers_the_reward_or_learns_nothing_is_told(
+    ppo_tuner: Invoke,
+    own_folder: Path,
+    quick_devices: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, right = next(iter(self_check.TASKS.items()))
+    monkeypatch.setattr(self_check, "TASKS", {name: right})
+    honest = self_check.Scored
+    monkeypatch.setattr(self_check, "Scored", lambda totals, parts: honest([-one for one in totals], parts))
+    status, found = states(ppo_tuner, "--train")
+    assert (status, found[f"training, {name}"]["state"]) == (1, "fail")
+    monkeypatch.setattr(self_check, "Scored", honest)
+    monkeypatch.setattr(experience, "masked_whiten", lambda advantages, *_, **__: torch.zeros_like(advantages))
+    assert not self_check.self_check(right).is_sound, "without advantages nothing moves"
+
+
+def test_the_most_that_a_policy_can_score_at_its_kl_is_as_by_hand() -> None:
+    """With a KL of 4 log 12 nats every token of 12 may be certain; at 0 it is as likely as any."""
+    assert self_check.most_at(0.0) == pytest.approx(1 / 12, abs=1e-6)
+    assert self_check.most_at(4 * math.log(12)) == pytest.approx(1.0, abs=1e-6)
+    half = 4 * (0.5 * math.log(6) + 0.5 * math.log(6 / 11))
+    assert self_check.most_at(half) == pytest.approx(0.5, abs=1e-6)

@@ -1,4 +1,7 @@
-"""`ppo-tuner doctor`: check that this machine has what studies need. It leaves no files, and never hangs."""
+"""`ppo-tuner doctor`: check that this machine has what studies need. It leaves no files, and never hangs.
+
+With `--train` it trains, too (`tuner.cli.self_check`).
+"""
 
 import argparse
 import json
@@ -7,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -38,12 +42,31 @@ class Check(NamedTuple):
 def doctor(args: argparse.Namespace) -> int:
     """Print one line per check; return 1 if something required is broken."""
     checks = [versions(), *devices(), store(location(args.storage)), folder("runs folder", RUNS_FOLDER)]
+    if not args.json:
+        for check in checks:
+            _print(check)
+    if args.train:
+        checks += _trained(None if args.json else _print)
     if args.json:
         print(output.dumps([check._asdict() for check in checks]))
-    else:
-        for check in checks:
-            print(f"{check.state:5}{check.about}: {output.plain(check.found)}")
     return EXIT_ERROR if any(check.state == "fail" for check in checks) else EXIT_OK
+
+
+def _print(check: Check) -> None:
+    print(f"{check.state:5}{check.about}: {output.plain(check.found)}", flush=True)
+
+
+def _trained(tell: Callable[[Check], None] | None) -> list[Check]:
+    """Check the trainer by three short runs; each is told as it ends."""
+    from tuner.cli.self_check import TASKS, self_check  # it loads torch
+
+    checks = []
+    for name, right in TASKS.items():
+        found = self_check(right)
+        checks.append(Check("ok" if found.is_sound else "fail", f"training, {name}", found.text))
+        if tell is not None:
+            tell(checks[-1])
+    return checks
 
 
 def versions() -> Check:

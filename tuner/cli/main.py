@@ -240,6 +240,7 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.add_hyperparameters()
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):
         commands[name].switch("--json", "print JSON on stdout")
+    commands["doctor"].switch("--train", "also train a tiny policy on three tasks with known answers (a minute)")
     for name in COMMANDS.keys() - {"import-config", "train", "new-task", "estimate"}:
         commands[name].value("--storage", "URL", str, STORAGE_HELP)
     return parser, commands

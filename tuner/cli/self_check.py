@@ -1,4 +1,4 @@
-"""PPO on three made-up tasks whose answers are known, with a tiny random policy.
+"""`ppo-tuner doctor --train`: PPO on three made-up tasks whose answers are known, with a tiny random policy.
 
 Each of LENGTH tokens is right or wrong, and the score is the share of right ones. A policy that is as likely to say any
 of V tokens, and then says the right one with probability p, is away from where it began by
