@@ -51,6 +51,10 @@ class Least:
     def total(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def tokens(self) -> int:
+        return self.config.batch_sizes(1).per_device_train_batch_size * self.config.response_length
+
 
 def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.device) -> Least:
     """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory.
@@ -92,8 +96,8 @@ def _weights(models: Mapping[str, Sequence[nn.Module]], config: PPOConfig) -> di
     packed = set(_matrices(cast(PreTrainedModel, reference).base_model)) if config.load_in_4bit else set()
     counted: set[nn.Parameter] = set()
     sizes = {}
-    for part, held in models.items():
-        new = {p for model in held for p in model.parameters()} - counted
+    for part, owners in models.items():
+        new = {p for model in owners for p in model.parameters()} - counted
         sizes[part] = round(_size(new - packed) + IN_4_BITS * sum(p.numel() for p in new & packed))
         counted |= new
     return sizes
@@ -131,8 +135,8 @@ def _numbers_kept(model: PreTrainedModel) -> int:
 
 def line(least: Least, room: Room) -> str:
     """Return a line with what a run needs at the least, and the device's memory."""
-    held = {"the process itself": room.process, **least.parts}
-    parts = ", ".join(f"{part} {amount(size)}" for part, size in held.items() if amount(size) != amount(0))
+    needed = {"the process itself": room.process, **least.parts}
+    parts = ", ".join(f"{part} {amount(size)}" for part, size in needed.items() if amount(size) != amount(0))
     return (
         f"needs at least {amount(least.total + room.process)} of memory ({parts}); {room.name} has "
         f"{amount(room.total)}, {amount(room.free)} of it free"
@@ -149,33 +153,28 @@ def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device
         ConfigError: adapters or a critic that these models cannot have.
     """
     where = resolve_device(device)
-    place = room(where)
+    memory = room(where)
     try:
-        found = max((least(config, task, assets, where) for config in configs), key=_by_size)
-        if found.total + place.process > place.total:
-            raise OutOfMemory(_why_not(found, task, assets, where, place))
+        # By bytes, then by the response tokens of a pass with gradients.
+        found = max((least(config, task, assets, where) for config in configs), key=lambda run: (run.total, run.tokens))
+        if found.total + memory.process > memory.total:
+            raise OutOfMemory(_why_not(found, task, assets, where, memory))
     except (ConfigError, OutOfMemory):
         raise
     except Exception:  # libraries raise errors of many classes about missing, damaged or unknown files
         return None
-    return found, place
+    return found, memory
 
 
-def _by_size(run: Least) -> tuple[int, int]:
-    """Return what runs are compared by: bytes, then the response tokens of a pass with gradients."""
-    sizes = run.config.batch_sizes(world_size=1)
-    return run.total, sizes.per_device_train_batch_size * run.config.response_length
-
-
-def _why_not(needs: Least, task: Task, assets: TaskAssets, device: torch.device, place: Room) -> str:
+def _why_not(needs: Least, task: Task, assets: TaskAssets, device: torch.device, room: Room) -> str:
     """Return a line on a run that cannot fit, with the settings that make room."""
-    what = f"at least {amount(needs.total + place.process)} do not fit into the {amount(place.total)} of {place.name}"
+    what = f"at least {amount(needs.total + room.process)} do not fit into the {amount(room.total)} of {room.name}"
     changes: dict[str, Any] = {}
     for name, value in (("use_peft", True), ("bf16", True), ("load_in_4bit", True)):
         if getattr(needs.config, name) != value:
             changes[name] = value
-            smaller = least(replace(needs.config, **changes), task, assets, device).total + place.process
-            if smaller <= place.total:
+            smaller = least(replace(needs.config, **changes), task, assets, device).total + room.process
+            if smaller <= room.total:
                 settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
                 return f"{what}; {settings} needs at least {amount(smaller)}"
     return f"{what}; use a smaller policy, or a larger device"
