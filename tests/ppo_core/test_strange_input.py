@@ -48,8 +48,6 @@ def test_a_rewards_file_that_exits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.yaml", "lam: 0.9\nlam: 0.8\n", ("lam is given twice",)),
-        ("a.json", '{"lam": 0.9, "lam": 0.8}', ("lam is given twice",)),
         ("a.yaml", "a: b: c\n", ("not valid YAML", "line 1")),
     ],
 )
