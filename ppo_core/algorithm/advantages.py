@@ -12,7 +12,6 @@ where it is 0, even NaN and infinities, change nothing. Elsewhere NaN, and a spr
 import torch
 from torch import Tensor
 
-from ppo_core.algorithm.shapes import require_same_shape
 from ppo_core.distributed.world import World
 from ppo_core.metrics import QUANTILES
 
@@ -41,7 +40,7 @@ def masked_whiten(values: Tensor, mask: Tensor, *, world: World, shift_mean: boo
     which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD keeps values that differ by rounding
     alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
     """
-    require_same_shape("masked_whiten", 2, values=values, mask=mask)
+    assert values.shape == mask.shape and mask.ndim == 2
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
@@ -54,7 +53,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
     The ones in each row of `mask` must be contiguous from the left.
     """
-    require_same_shape("gae", 2, rewards=rewards, values=values, mask=mask)
+    assert rewards.shape == values.shape == mask.shape and mask.ndim == 2
     response = mask > 0
     rewards, values = torch.where(response, rewards, 0.0), torch.where(response, values, 0.0)
     next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
