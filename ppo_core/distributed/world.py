@@ -159,11 +159,3 @@ def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         return scalars
     total = world.sum(torch.stack([value.double() for value in scalars.values()]))
     return dict(zip(scalars, total.unbind(), strict=True))
-
-
-@torch.no_grad()
-def add_up_in_place(world: World, tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its sum over all processes, which have the same shapes in the same order."""
-    if world.size > 1:
-        for tensor in tensors:
-            tensor.copy_(world.sum(tensor))
