@@ -24,7 +24,6 @@ class Reason(Protocol):
     @property
     def message(self) -> str:
         """One line: what was read, and the limit."""
-        ...
 
 
 class Guard(Protocol):
@@ -35,11 +34,9 @@ class Guard(Protocol):
 
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""
-        ...
 
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return its state for a checkpoint's `extra`; `ends_stage`: other values follow."""
-        ...
 
 
 class Hooks(Protocol):
@@ -47,18 +44,15 @@ class Hooks(Protocol):
 
     def check(self, report: StepReport, config: PPOConfig) -> StepReport:
         """Judge a step of the stage with this config, once; return its report as the run takes it."""
-        ...
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Report a step and return the next move, the same in all processes.
 
         `seconds` is what the step took. `is_again`: it is the last one, after EVALUATE, which took `seconds`.
         """
-        ...
 
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return what the checkpoint after a step holds in addition, as JSON; `ends_stage`: other values follow."""
-        ...
 
     def evaluated(self, trainer: Trainer, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation, if there can be one."""
@@ -66,7 +60,6 @@ class Hooks(Protocol):
 
     def enter(self, *, saving: bool) -> None:
         """Note that a checkpoint is about to be saved, or after that the next step to be made."""
-        return
 
 
 def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> NextMove:

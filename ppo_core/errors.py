@@ -75,10 +75,7 @@ def _translated(error: BaseException) -> BaseException | None:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the location at which an error was raised, `path/to/file.py:12`, or empty if it was not raised.
-
-    This is the innermost line in code that is not a library's, if any.
-    """
+    """Return where an error was raised, `path/to/file.py:12`, outside of libraries if it can be; "" if it was not."""
     all_frames = list(traceback.extract_tb(error.__traceback__))
     frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARIES)] or all_frames
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -135,9 +132,6 @@ class StoreError(PPOTunerError, OSError):
 
 class StudyError(PPOTunerError, LookupError):
     """A study or trial does not exist, or is in the wrong state for the request."""
-
-    def __str__(self) -> str:  # LookupError subclasses would show the repr of the message
-        return str(self.args[0]) if self.args else ""
 
 
 OTHER_NAMES = {

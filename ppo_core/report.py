@@ -69,7 +69,6 @@ class SplitReading:
     """A policy's results on a whole set of prompts: means, with standard errors over the prompts."""
 
     prompts: int
-    """Number of prompts."""
     reward: float
     reward_se: float
     kl: float
@@ -119,7 +118,6 @@ class NextMove(Enum):
     LEAVE = "leave"
     """Save a checkpoint and leave the run, to be resumed later or never."""
     STOP = "stop"
-    """End the run here."""
 
 
 DEVICES = ("auto", "cpu")
@@ -158,19 +156,15 @@ class Trainer(Protocol):
 
     def __iter__(self) -> Iterator[StepReport]:
         """Yield one report per step. Between two reports the caller may stop, save or evaluate."""
-        ...
 
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the step's `report` with an evaluation of the current policy."""
-        ...
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything that the next step depends on, and the driver's JSON `extra`."""
-        ...
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model as a folder for its users."""
-        ...
 
 
 MISMATCH = "sampler/mismatch"

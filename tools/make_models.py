@@ -17,7 +17,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,6 @@ MAKINGS: Mapping[str, Making] = {
         ppo_core.tasks.arithmetic.DATA, arithmetic.Recipe(), arithmetic.build, arithmetic.taught, arithmetic.prompts
     ),
 }
-"""By the task's name."""
 
 
 def make(making: Making, folder: Path, progress: OnProgress | None = None) -> None:
@@ -97,10 +95,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}, "cpu": cpu}
 
 
-def _tell(name: str, what: str, share: float) -> None:
-    print(f"{name}: {what}, {share:.0%}", flush=True)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Make the data of the named task, or of all."""
     parser = argparse.ArgumentParser(prog="python -m tools.make_models", description="Train the built-in models again.")
@@ -109,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     for name in [options.task] if options.task else MAKINGS:
         folder = options.out / name if options.out else MAKINGS[name].data
-        make(MAKINGS[name], folder, partial(_tell, name))
+        make(MAKINGS[name], folder, lambda what, share, name=name: print(f"{name}: {what}, {share:.0%}", flush=True))
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{name}: {size / 1e6:.1f} MB in {folder}")
 

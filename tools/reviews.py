@@ -1,6 +1,6 @@
 """Train the SFT policy and the reward model of the task `reviews`, and save them as transformers does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -74,7 +74,7 @@ class RewardLesson(Lesson):
         score_loss: Tensor = ((1 + targets.abs()) * (scores - targets).square()).mean()
 
         added = padded([contributions(words) for words in texts], 0)
-        came_before = padded([_came_before(words) for words in texts], 0)
+        came_before = padded([[float(word in words[:i]) for i, word in enumerate(words)] for words in texts], 0)
         facts = torch.stack([added, came_before], dim=-1)[known]
         word_loss = functional.mse_loss(self.word_head(output.hidden_states[1])[known], facts)
         return score_loss + _WORD_WEIGHT * word_loss
@@ -113,10 +113,6 @@ def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
     with torch.no_grad():
         weight[:, :width] *= _MATCH_GAIN
         weight[:, width : 2 * width] = weight[:, :width]
-
-
-def _came_before(words: Sequence[str]) -> list[float]:
-    return [float(word in words[:i]) for i, word in enumerate(words)]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

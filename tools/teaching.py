@@ -19,7 +19,6 @@ THREADS = 1
 """Threads of each training: more would add up in another order and train other weights."""
 
 REPORTS = 10
-"""Progress reports of each training."""
 
 SAMPLE = 512
 """Texts of each lesson that identify its models in a manifest."""
@@ -127,15 +126,9 @@ class PolicyLesson(Lesson):
 def train(
     lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int, progress: OnProgress | None = None
 ) -> None:
-    """Take the optimizer steps, with a warm-up and a decay to 0.
+    """Take the optimizer steps, with a warm-up to the learning rate and a decay to 0.
 
-    Args:
-        lesson: `lesson(rng)` draws a batch with a `random.Random` and returns its loss, a scalar.
-        what: Names the model for `progress`.
-        steps: Optimizer steps.
-        learning_rate: The highest.
-        seed: Decides every draw.
-        progress: Called with the completed share at every tenth of the steps.
+    `lesson(rng)` draws a batch and returns its loss, a scalar; `progress` is called at every tenth of the steps.
     """
     rng = Random(seed)
     optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)

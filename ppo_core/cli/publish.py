@@ -34,10 +34,7 @@ _PIPE = "\\|"
 def write_card(
     model: Path, run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]], ending: Ending
 ) -> None:
-    """Write the card of a model of the run into its folder `model`.
-
-    `steps` are the run's lines of metrics, from step 0 on to the model's.
-    """
+    """Write the card of a model of the run into its folder; `steps` are the lines of metrics up to the model's step."""
     is_adapters = (model / ADAPTERS).exists()
     command = shlex.join(without_secrets(word) for word in shlex.split(run.command))
     facts = [f"- Base model: {_code(assets.policy)}", f"- Task: {_code(task.name)}. {task.doc}"]
@@ -157,7 +154,7 @@ def create_repo(asked: HubRepo, name: str) -> HubRepo:
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Upload a model's folder and return its repository's address; the error says how to push it later.
+    """Upload a model's folder and return its repository's address.
 
     Raises:
         PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.

@@ -36,11 +36,6 @@ class BatchSizes:
         """One process's rows of an optimizer step."""
         return self.mini_batch_size // self.world_size
 
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """G: passes per device in one rollout batch (TRL's meaning)."""
-        return self.local_batch_size // self.per_device_train_batch_size
-
 
 DEFAULT_BATCH_SIZE = 64
 

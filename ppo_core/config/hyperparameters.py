@@ -187,8 +187,7 @@ class PPOConfig:
         source="TRL GRPOConfig and RLOOConfig", unit="responses", valid=AT_LEAST_ONE,
         fixed_by_checkpoint="the place in the order of prompts is counted in groups of that many")
     gamma: float = hyper(1.0, "Discount γ",
-        "Discount per token. 1 for episodic text.",
-        source=TRL, valid=SHARE)
+        "Discount per token. 1 for episodic text.", source=TRL, valid=SHARE)
     lam: float | None = hyper(None, "GAE λ",
         "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages. Unset: 0.95, or "
         "1 - 1 / the mean length of the first batch's responses in tokens where that is more, so that a score reaches "
@@ -270,8 +269,7 @@ class PPOConfig:
         "Largest number of new tokens in a response.",
         heading="Sampling", source=TRL, unit="tokens", valid=AT_LEAST_ONE)
     temperature: float = hyper(0.7, "Temperature",
-        "Divides the logits, both in sampling and in training.",
-        source=TRL, valid=POSITIVE)
+        "Divides the logits, both in sampling and in training.", source=TRL, valid=POSITIVE)
     top_p: float = hyper(1.0, "Top-p",
         "Sample only from the likeliest tokens that hold this much probability, and train that filtered policy. The "
         "reference is not filtered, so it adds up to -log(top_p) nats per token to the training KL, from the first "
@@ -286,8 +284,7 @@ class PPOConfig:
         "ordinary tokens.",
         source=TRL)
     stop_token_id: int | None = hyper(None, "Stop token id",
-        "A further token of the policy that ends a response, by id.",
-        source=TRL, valid=Bounds(0))
+        "A further token of the policy that ends a response, by id.", source=TRL, valid=Bounds(0))
     stop_strings: str | None = hyper(None, "Stop strings",
         "A text that ends a response, which keeps it; or several as a JSON list.",
         source="transformers GenerationConfig")
@@ -306,12 +303,10 @@ class PPOConfig:
         "adapters on the same weights.",
         source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     lora_r: int = hyper(16, "LoRA rank",
-        "Rank of the adapters.",
-        source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=ADAPTERS)
+        "Rank of the adapters.", source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=ADAPTERS)
     lora_alpha: int = hyper(32, "LoRA alpha",
         "The adapters' output is scaled by this over lora_r.",
-        source="TRL ModelConfig", valid=AT_LEAST_ONE,
-        fixed_by_checkpoint=SCALE)
+        source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=SCALE)
     lora_target_modules: str | None = hyper(None, "LoRA modules",
         "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
         "architecture.",
@@ -476,8 +471,10 @@ class PPOConfig:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop strings, one by one."""
-        return _texts(self.stop_strings)
+        """The stop strings, one by one: a text, or, where it begins with [, a JSON list of texts."""
+        given = self.stop_strings or ""
+        texts = listed(given) or [] if given.startswith("[") else [given]
+        return tuple(texts) if all(texts) else ()
 
 
 def default_kl_step(iterations: int) -> float:
@@ -491,7 +488,6 @@ def default_lam(length: float) -> float:
 
 
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declarations(PPOConfig))
-"""Every hyperparameter by name, in the order of `PPOConfig`."""
 
 
 def require_name(name: str, where: str) -> Hyperparameter:
@@ -505,6 +501,8 @@ def require_name(name: str, where: str) -> Hyperparameter:
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam",
                  "value_lam", "gamma", "normalize_values")  # fmt: skip
+_MEMORY = ("local_rollout_forward_batch_size", "per_device_train_batch_size", "gradient_checkpointing", "use_fsdp",
+           "fsdp_reshard_after_forward")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
@@ -559,19 +557,11 @@ def _check(config: PPOConfig) -> None:
             raise ConfigError(f"use_fsdp is not allowed beside {name} = {str(other).lower()}: {why}")
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
-    _texts(config.stop_strings)
-
-
-def _texts(stop_strings: str | None) -> tuple[str, ...]:
-    """Split the stop strings: a text, or, where it begins with [, a JSON list of texts; none is empty."""
-    if stop_strings is None:
-        return ()
-    texts = listed(stop_strings) if stop_strings.startswith("[") else [stop_strings]
-    if texts and all(texts):
-        return tuple(texts)
-    raise ConfigError(
-        f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
-    )
+    if config.stop_strings is not None and not config.stop_texts:
+        given = config.stop_strings
+        raise ConfigError(
+            f'stop_strings = {given!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
+        )
 
 
 MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "lr_controller", "use_peft", "overlong_buffer")
@@ -601,13 +591,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return "a constant learning rate never falls"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
         return "it belongs to overlong_buffer; set that"
-    if name in (
-        "local_rollout_forward_batch_size",
-        "per_device_train_batch_size",
-        "gradient_checkpointing",
-        "use_fsdp",
-        "fsdp_reshard_after_forward",
-    ):
+    if name in _MEMORY:
         return "it decides memory, not the experiment"
     return None
 

@@ -30,9 +30,9 @@ def user_path(text: str) -> Path:
 
 def not_found(path: Path) -> str:
     """Return `x.toml not found in FOLDER`, the folder that a relative path begins at, with the nearest name there."""
-    place = "" if path.is_absolute() else f" in {Path.cwd()}"
+    below = "" if path.is_absolute() else f" in {Path.cwd()}"
     siblings = [item.name for item in path.parent.iterdir() if item.name != path.name] if path.parent.is_dir() else []
-    return f"{path} not found{place}{nearest(path.name, siblings)}"
+    return f"{path} not found{below}{nearest(path.name, siblings)}"
 
 
 def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:
@@ -94,7 +94,6 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MODEL_CONFIG_FILES = ("config.json", "adapter_config.json")
 """Files of which a saved model or adapter has one."""
 HUB_TIMEOUT_SECONDS = 5.0
-"""Timeout for the hub's answer."""
 
 
 def require_reachable(model: str, where: str) -> None:

@@ -153,7 +153,6 @@ class PromptRow:
     values: Mapping[str, Any] | None
     """Plain values by column; None if the row could not be read."""
     fault: str = ""
-    """Reason that it could not be read."""
 
 
 def plain(value: Any) -> Any:

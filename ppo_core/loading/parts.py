@@ -106,11 +106,12 @@ def read_reward(value: object, folder: Path, where: str, running: Path | None = 
     Raises:
         ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
     """
-    many = isinstance(value, Sequence) and not isinstance(value, str)
-    values = list(value) if many else [value]  # type: ignore[call-overload]
-    if not values:
+    named = {where: value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        named = {f"{where}[{i}]": each for i, each in enumerate(value)}
+    if not named:
         raise ConfigError(f"{where} is empty; it needs at least one of: {_FORMS}")
-    parts = tuple(_part(each, folder, f"{where}[{i}]" if many else where, running) for i, each in enumerate(values))
+    parts = tuple(_part(each, folder, key, running) for key, each in named.items())
     name, count = Counter(part.name for part in parts).most_common(1)[0]
     if count > 1:
         raise ConfigError(f'{where}: two parts are called "{name}"; give each its own name')
@@ -141,7 +142,6 @@ _NUMBERS: Mapping[str, tuple[Callable[[object, Bounds | None, str], float], Boun
     "batch_size": (checks.integer, checks.AT_LEAST_ONE),
     "concurrency": (checks.integer, checks.AT_LEAST_ONE),
 }
-"""Checks of a reward part's numbers, with their bounds."""
 
 
 def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
@@ -200,8 +200,8 @@ def named_rewards(places: Sequence[str]) -> list[dict[str, str]]:
 
 def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
     """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called or unpickled."""
-    place = part.where.rpartition(":")[0]
-    if place.endswith(PICKLE_SUFFIX) or (running is not None and place == str(running)):
+    source = part.where.rpartition(":")[0]
+    if source.endswith(PICKLE_SUFFIX) or (running is not None and source == str(running)):
         return  # loaded by what trains, and by nothing that reads
     try:
         if part.kind == "function":

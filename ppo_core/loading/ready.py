@@ -114,11 +114,7 @@ def _most_tokens(shape: PretrainedConfig) -> tuple[float, str]:
 
 
 def _try(reward: FunctionReward, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Call a reward with prompts as their own responses; return a note if it raises, as it may on these alone.
-
-    Raises:
-        TaskError: it does not return a number for each.
-    """
+    """Call a reward with prompts as their responses; return a note if it raises; TaskError if it gives no numbers."""
     texts = [prompt.text if prompt.messages is None else prompt.messages[-1]["content"] for prompt in prompts]
     ids = [tokenised([text], tokenizer, special_tokens=False)[0] for text in texts]
     tokens = [[str(tokenizer.decode([token])) for token in row] for row in ids]

@@ -123,11 +123,8 @@ def budget_note(kl_budget: float, length: int) -> str | None:
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
     """Return the task of a table, named by the absolute path of its file, or raise TaskError that names file and key.
 
-    Args:
-        table: The keys of a task file; relative paths in it begin at the file's folder.
-        file: The file, by which other processes find the task again.
-        prefix: The text before a key in errors, such as `my/task.toml: `.
-        running: The Python file that is being run while its task is made.
+    Relative paths begin at the file's folder, and other processes find the task by it. `prefix` precedes a key in
+    errors (`my/task.toml: `); `running` is the Python file that is being run while its task is made.
     """
     try:
         return _task(table, file.absolute(), prefix, running)
@@ -172,11 +169,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         eval_response_length=sampling.response_length,
         eval_seed=checks.integer(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
-            where=prefix.rstrip(": "),
-            policy=policy,
-            rewards=rewards,
-            prompts=prompts,
-            eval_prompts=most_prompts,
+            where=prefix.rstrip(": "), policy=policy, rewards=rewards, prompts=prompts, eval_prompts=most_prompts
         ),
         places=(policy, *(without_secrets(part.where) for part in rewards), prompts.path),
     )
@@ -253,10 +246,7 @@ Function = Callable[..., Any]
 
 
 def is_task_path(name: str, folder: Path | None = None) -> bool:
-    """Return True if a task's name is a path: by its suffix, a separator, or a folder of that name.
-
-    Relative paths begin at `folder`, or at the working directory.
-    """
+    """Return True if a task's name is a path (from `folder` on): by suffix, separator, or a folder of that name."""
     if name.startswith(STATED):
         return False
     return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / user_path(name)).is_dir()

@@ -122,7 +122,7 @@ def _token_scores(row: Any, batch: Batch, index: int, who: str) -> list[float]:
         raise RewardError(
             f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}; a list per response rewards its tokens"
         )
-    return [_number(_plain(value), f"for token {place} of {sample}", who) for place, value in enumerate(row)]
+    return [_number(_plain(value), f"for token {position} of {sample}", who) for position, value in enumerate(row)]
 
 
 def _number(value: Any, where: str, who: str) -> float:
