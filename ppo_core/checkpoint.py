@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rich import filesize
+
 from ppo_core.config import kl_budget as budgets
 from ppo_core.config.kl_budget import Point, Rank
 from ppo_core.distributed.rank_zero import on_rank_zero
@@ -391,7 +393,4 @@ def at_most(one: int) -> str:
 
 def size(count: int) -> str:
     """Return bytes in the unit that fits, decimal as for disks: `12.3 MB`."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    return filesize.decimal(count)
