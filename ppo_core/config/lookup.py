@@ -11,20 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, cut, first_line, nearest
-
-_LONGEST_NAME = 255
-"""Bytes of a file's name."""
+from ppo_core.errors import PPOTunerError, TaskError, first_line, nearest
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other.
-
-    Raises:
-        ConfigError: no system can have such a path.
-    """
-    if "\0" in text or any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(text).parts):
-        raise ConfigError(f"{cut(text)} cannot be a path: a name in it has a NUL or over {_LONGEST_NAME} bytes")
+    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other."""
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from ppo_core.data.task import Prompt
-from ppo_core.errors import RewardError, cut, one_line
+from ppo_core.errors import RewardError, cut
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number that is finite in float32, in which scores are learned from."""
@@ -88,13 +88,10 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
         RewardError: not one number that is finite in float32 for each response (or, dense, for each token of each
             response, and their sum).
     """
-    try:
-        rows = _plain(raw)
-        rows = [_plain(row) for row in rows] if isinstance(rows, list | tuple) else rows
-    except Exception as error:  # tensors without data, or of a layout that is not dense
-        raise RewardError(f"{who} gave {type(raw).__name__} that cannot be read: {one_line(error)}") from None
+    rows = _plain(raw)
     if not isinstance(rows, list | tuple):
         raise RewardError(f"{who} gave {cut(raw)}, not a list of one number per response")
+    rows = [_plain(row) for row in rows]
     if len(rows) != len(batch):
         where = batch.sample(min(len(rows), len(batch) - 1))
         nearby = f"the first without one is {where}" if len(rows) < len(batch) else f"the last is {where}"
