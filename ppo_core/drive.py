@@ -6,7 +6,7 @@ the answer is EVALUATE, and saved where the answer or the keeper asks for it. Ev
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -71,7 +71,9 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
     Raises:
         CheckpointError: a checkpoint that is due cannot be written.
     """
-    for report, seconds in _timed(staged):
+    began = time.perf_counter()
+    for report in staged:
+        seconds = time.perf_counter() - began
         report = hooks.check(report, staged.config)
         move = hooks.ask(report, seconds)
         if move is NextMove.EVALUATE:
@@ -94,16 +96,5 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
             if move in (NextMove.STOP, NextMove.LEAVE):
                 return move
             hooks.enter(saving=False)
-    return NextMove.STOP
-
-
-def _timed(staged: StagedTrainer) -> Iterator[tuple[StepReport, float]]:
-    """Yield each step's report and its seconds, which hold nothing of what is done between two steps."""
-    steps = iter(staged)
-    while True:
         began = time.perf_counter()
-        try:
-            report = next(steps)
-        except StopIteration:
-            return
-        yield report, time.perf_counter() - began
+    return NextMove.STOP

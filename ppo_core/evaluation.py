@@ -45,20 +45,16 @@ def evaluate(
     `with_values` adds the critic's readings to the samples; `with_rounding` adds what bfloat16 alone shows as KL.
     """
     config, task, world, network, chunk = state.config, models.task, state.world, state.network, state.chunks.scoring
-    sampling = replace(
-        SamplingSettings.of(config, models.reference, models.tokenizer),
-        temperature=task.eval_temperature,
-        response_length=task.eval_response_length,
-        top_k=None,
-        top_p=1.0,
-    )
+    temperature, length = task.eval_temperature, task.eval_response_length
+    sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
+    sampling = replace(sampling, temperature=temperature, response_length=length, top_k=None, top_p=1.0)
     block = math.ceil(len(prompts) / world.size)
     first = world.rank * block
     count = max(0, min(block, len(prompts) - first))
     # All processes pass the same number of rows through the model, in step; those beyond the prompts do not count.
     requests = [Request(row, prompts[row % len(prompts)]) for row in range(first, first + block)]
     rollouts = generator.generate(requests, sampling, key)
-    policies = (network, models.reference, rollouts.sequences, task.eval_temperature, chunk)
+    policies = (network, models.reference, rollouts.sequences, temperature, chunk)
     float32 = network.bf16 and config.evaluates_in_float32
     reading = read_policy(*policies, with_values=with_values, float32=float32)
     scored = raise_on_all_ranks(world, lambda: models.score(rollouts))

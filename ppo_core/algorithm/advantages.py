@@ -34,11 +34,10 @@ def masked_var(values: Tensor, mask: Tensor, world: World) -> Tensor:
 def masked_whiten(values: Tensor, mask: Tensor, *, world: World, shift_mean: bool = True) -> Tensor:
     """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
-    With `shift_mean=False` the values are only scaled, so that rewards keep their signs; TRL scales the distances from
-    the mean and leaves the mean in its old unit, whose size would then decide. The variance is the biased one, as in
-    OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's masked_whiten takes the unbiased one,
-    which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD keeps values that differ by rounding
-    alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
+    With `shift_mean=False` the values are only scaled, so that rewards keep their signs (TRL leaves the mean in its old
+    unit). The variance is the biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to
+    0 (TRL's divides by 0 there). NO_SPREAD keeps values that differ by rounding alone from being scaled up, whatever
+    their unit (TRL adds 1e-8).
     """
     assert values.shape == mask.shape and mask.ndim == 2
     mean = masked_mean(values, mask, world)

@@ -175,16 +175,10 @@ class _Gradients:
         logprobs, entropies = token_readings(
             self.network.head, states, micro.sequences, config.temperature, with_entropy=micro.entropy_coef > 0
         )
-        policy = policy_loss(
-            logprobs,
-            micro.logprobs,
-            micro.advantages,
-            mask,
-            config.cliprange,
-            cliprange_high=config.cliprange_high,
-            dual_clip=config.dual_clip,
-            log_ratio_clamp=config.log_ratio_clamp,
-        )
+        clips = {
+            name: getattr(config, name) for name in ("cliprange", "cliprange_high", "dual_clip", "log_ratio_clamp")
+        }
+        policy = policy_loss(logprobs, micro.logprobs, micro.advantages, mask, **clips)
         loss = policy.loss
         sums = {"policy_tokens": mask.sum()} | {name: each.detach() for name, each in vars(policy).items()}
         if entropies is not None:

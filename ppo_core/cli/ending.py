@@ -28,14 +28,9 @@ class EvalReading:
     @classmethod
     def of(cls, step: Mapping[str, Any]) -> "EvalReading":
         """Return the evaluation in a line of `steps.jsonl`."""
-        return cls(
-            step["step"],
-            step["episode"],
-            reward=_number(step, "eval/reward", math.nan),
-            reward_se=_number(step, "eval/reward_se", 0.0),
-            kl=_number(step, "eval/kl", math.nan),
-            kl_se=_number(step, "eval/kl_se", 0.0),
-        )
+        unknown = {"reward": math.nan, "reward_se": 0.0, "kl": math.nan, "kl_se": 0.0}
+        read = {name: _number(step, f"eval/{name}", default) for name, default in unknown.items()}
+        return cls(step["step"], step["episode"], **read)
 
     def is_within(self, kl_budget: float) -> bool:
         """Return True if it is within the budget; see `ppo_core.config.kl_budget`."""

@@ -163,7 +163,10 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     """
     run = plan.run
     if plan.parts is not None:
-        Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
+        # Evaluations sample like the run.
+        evaluation = {key: getattr(run.config, key) for key in ("response_length", "temperature")}
+        table = {"doc": "Given by its parts on the command line.", **as_table(plan.parts), "eval": evaluation}
+        Path(run.task).write_text(tomli_w.dumps(table), encoding="utf-8")
     task = get_task(run.task)
     if plan.digests:
         now = digest.digests(task, task.prepare(progress), [run.config.value_model_path])
@@ -213,12 +216,6 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
     for key, model in parts.models:
         require_reachable(model, f"{prefix}{key}")
     return parts
-
-
-def _task_file(parts: Preparation, config: PPOConfig) -> str:
-    """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
-    evaluation = {key: getattr(config, key) for key in ("response_length", "temperature")}
-    return tomli_w.dumps({"doc": "Given by its parts on the command line.", **as_table(parts), "eval": evaluation})
 
 
 @contextmanager

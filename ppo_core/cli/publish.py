@@ -27,9 +27,6 @@ PACKAGES = ("torch", "transformers", "peft")
 
 FLAG = "--push_to_hub"
 
-_PIPE = "\\|"
-"""A pipe inside a table's cell."""
-
 
 def write_card(
     model: Path, run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]], ending: Ending
@@ -44,7 +41,8 @@ def write_card(
     facts.append(f"- Prompts: {len(assets.prompts.train)} to train on, {len(assets.prompts.eval)} to evaluate on")
     settings = ["| setting | value |", "|---|---|"]
     for name, value in run.config.changed().items():
-        settings.append(f"| `{name}` | {_code(short(value, 6)).replace('|', _PIPE)} |")
+        cell = _code(short(value, 6)).replace("|", r"\|")
+        settings.append(f"| `{name}` | {cell} |")
     lines = [
         f"---\n{_head(is_adapters, assets).to_yaml()}\n---",
         f"# {run.run_name}",

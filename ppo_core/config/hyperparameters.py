@@ -41,11 +41,10 @@ Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 # fmt: off
 @dataclass(frozen=True)
 class PPOConfig:
-    """One PPO run's hyperparameters, under TRL's names where TRL has the field.
+    """One PPO run's hyperparameters, under TRL's names where TRL has the field (`ppo_core.cli.trl` has the others).
 
-    A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly do nothing in an
-    online RL loop; `ppo_core.cli.trl` has the counterparts of those that do. Raises ConfigError for a value of the
-    wrong type or out of its valid range, and for a rule across fields that is broken.
+    Raises:
+        ConfigError: a value of the wrong type or out of its valid range, or a rule across fields that is broken.
     """
 
     total_episodes: int = hyper(100_000, "Total episodes",
@@ -53,8 +52,7 @@ class PPOConfig:
         heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     eval_every_episodes: int | None = hyper(None, "Evaluate every",
         "Episodes between evaluations on held-out prompts (also before the first and after the last update). Unset: "
-        "a tenth of total_episodes.",
-        source="PPO Tuner", unit="episodes", valid=AT_LEAST_ONE)
+        "a tenth of total_episodes.", source="PPO Tuner", unit="episodes", valid=AT_LEAST_ONE)
     seed: int = hyper(0, "Seed",
         "Decides every random draw of the run, regardless of chunking and the number of processes.",
         source=TRL, valid=Bounds(0, 2**32 - 1))
@@ -73,8 +71,7 @@ class PPOConfig:
         source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-6, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
         "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it. "
-        "With lr_controller = kl_step only the critic's.",
-        source=f"{TRL} (linear)")
+        "With lr_controller = kl_step only the critic's.", source=f"{TRL} (linear)")
     value_lr_scheduler_type: Schedule | None = hyper(None, "Value schedule",
         "Schedule of the critic's learning rate. Unset: lr_scheduler_type.",
         source="OpenRLHF and verl schedule the critic on its own")
@@ -96,8 +93,7 @@ class PPOConfig:
         source="OpenRLHF and verl clip each network on its own", valid=POSITIVE)
     skip_nonfinite_updates: bool = hyper(False, "Skip non-finite steps",
         "Skip an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
-        "weights.",
-        source="verl")
+        "weights.", source="verl")
     optim: Literal["adamw", "adamw_8bit"] = hyper("adamw", "Optimizer",
         "adamw: its two moments of each trained weight in float32. adamw_8bit: in 8 bits, a quarter of that; needs "
         "bitsandbytes (the extra quantized).",
@@ -135,8 +131,7 @@ class PPOConfig:
         source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     gradient_accumulation_steps: int | None = hyper(None, "Accumulation steps",
         "Forward and backward passes per device in one rollout batch (TRL's meaning); another way to state "
-        "batch_size.",
-        source=TRL, valid=AT_LEAST_ONE, fixed_by_checkpoint=COUNTED)
+        "batch_size.", source=TRL, valid=AT_LEAST_ONE, fixed_by_checkpoint=COUNTED)
     num_mini_batches: int | None = hyper(None, "Mini-batches",
         "Optimizer steps in one PPO epoch; another way to state mini_batch_size.",
         source=TRL, valid=AT_LEAST_ONE)
@@ -165,12 +160,10 @@ class PPOConfig:
     normalize_values: bool = hyper(True, "Normalise values",
         "The critic predicts returns less their running mean, over their running standard deviation, and its loss and "
         "cliprange_value are in these units, so that the reward's own unit and offset decide nothing. false: in "
-        "reward, as TRL.",
-        source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
+        "reward, as TRL.", source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
     cliprange_value: float | None = hyper(0.2, "Value clip range",
         "No gain from moving a value prediction further than this from the old one, in standard deviations of the "
-        "returns. Unset: no clip.",
-        source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
+        "returns. Unset: no clip.", source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
     vf_coef: float = hyper(0.1, "Value loss weight c1",
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
         source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
@@ -199,16 +192,14 @@ class PPOConfig:
         source="Yuan et al. 2025 (VC-PPO), arXiv 2503.01491; VAPO, arXiv 2504.05118; NeMo-RL", valid=SHARE)
     whiten_advantages: bool | None = hyper(None, "Whiten advantages",
         "Shift and scale the advantages of a rollout batch to mean 0 and variance 1 over its tokens. Unset: with gae"
-        " yes, with rloo and grpo no.",
-        source="TRL, OpenRLHF and verl do so with GAE")
+        " yes, with rloo and grpo no.", source="TRL, OpenRLHF and verl do so with GAE")
 
     kl_coef: float = hyper(0.05, "KL coefficient β",
         "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0))
     normalize_kl_coef: bool = hyper(False, "Normalise β",
         "kl_coef is in standard deviations of the first batch's scores per nat, so that the reward's own unit decides "
-        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.",
-        source="this project")
+        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.", source="this project")
     kl_target: float | None = hyper(None, "KL target",
         "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
@@ -281,8 +272,7 @@ class PPOConfig:
         source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=AT_LEAST_ONE)
     stop_token: Literal["eos", "none"] = hyper("eos", "Stop token",
         "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: they are "
-        "ordinary tokens.",
-        source=TRL)
+        "ordinary tokens.", source=TRL)
     stop_token_id: int | None = hyper(None, "Stop token id",
         "A further token of the policy that ends a response, by id.", source=TRL, valid=Bounds(0))
     stop_strings: str | None = hyper(None, "Stop strings",
@@ -309,8 +299,7 @@ class PPOConfig:
         source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=SCALE)
     lora_target_modules: str | None = hyper(None, "LoRA modules",
         "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
-        "architecture.",
-        source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
+        "architecture.", source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     use_rslora: bool = hyper(False, "rsLoRA",
         "Scale the adapters' output by lora_alpha over the square root of lora_r, so that a high rank learns as fast "
         "as a low one.",
@@ -322,8 +311,7 @@ class PPOConfig:
     load_in_4bit: bool = hyper(False, "4-bit weights",
         "Hold the frozen linear layers under the adapters, all but the head, in 4 bits (NF4, double quantisation): "
         "about a quarter of bfloat16's memory. They are also the reference. Needs use_peft, and bitsandbytes (the "
-        "extra quantized).",
-        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
+        "extra quantized).", source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     bf16: bool | None = hyper(None, "bfloat16",
         "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones are held in bfloat16. "
@@ -334,8 +322,7 @@ class PPOConfig:
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     attn_implementation: str | None = hyper(None, "Attention",
         "Which kernels compute the policy's attention, as transformers names them: sdpa, eager, flash_attention_2 and "
-        "others. Unset: transformers' choice.",
-        source="TRL ModelConfig; transformers")
+        "others. Unset: transformers' choice.", source="TRL ModelConfig; transformers")
     use_fsdp: bool = hyper(False, "FSDP",
         "With several processes, each holds a share of the weights, gradients and AdamW's moments (FSDP2) and gathers "
         "a layer's weights when it works: for full fine-tuning that is too large for one GPU. The same steps.",
@@ -376,14 +363,7 @@ class PPOConfig:
 
     def batch_sizes(self, world_size: int) -> BatchSizes:
         """Return the whole batch hierarchy for `world_size` processes, or raise ConfigError if it does not divide."""
-        return batch_sizes.resolve(
-            world_size,
-            batch_size=self.batch_size,
-            mini_batch_size=self.mini_batch_size,
-            num_mini_batches=self.num_mini_batches,
-            per_device=self.per_device_train_batch_size,
-            accumulation=self.gradient_accumulation_steps,
-        )
+        return batch_sizes.resolve(world_size, vars(self))
 
     def spread_over(self, world_size: int) -> "PPOConfig":
         """Return the same run with a batch size independent of the number of processes, over which it must divide.

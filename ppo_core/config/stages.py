@@ -15,6 +15,9 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import short
 from ppo_core.report import StepReport, Trainer
 
+MakeTrainer = Callable[[PPOConfig, Path | None], Trainer]
+"""Returns a trainer of a config, new or continuing from a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -38,12 +41,7 @@ class StagedTrainer:
     """
 
     def __init__(
-        self,
-        stages: Sequence[Stage],
-        config: PPOConfig,
-        make: Callable[[PPOConfig, Path | None], Trainer],
-        folder: Path,
-        resume_from: Path | None,
+        self, stages: Sequence[Stage], config: PPOConfig, make: MakeTrainer, folder: Path, resume_from: Path | None
     ) -> None:
         """Create the trainer of the next stage; `stages` come before `config`'s, `folder` holds the checkpoints."""
         reached = checkpoint.read_manifest(resume_from)["extra"][EPISODE] if stages and resume_from is not None else -1

@@ -5,9 +5,8 @@ divided by) are computed through a world, so that they do not depend on how the 
 collective: every process calls the same ones in the same order, else the others wait. Tensors may be on any device,
 and results are on the same one.
 
-torchrun and `accelerate launch` tell each process of the others by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT (`ppo_core.distributed.launch`); torch.distributed is then started as accelerate would. Tensors are summed
-over NCCL on GPUs and gloo on CPUs; objects and yes-or-no questions use a gloo group of their own.
+torch.distributed is started as accelerate would, by what the launcher says (`ppo_core.distributed.launch`). Tensors are
+summed over NCCL on GPUs and gloo on CPUs; objects and yes-or-no questions use a gloo group of their own.
 """
 
 import functools

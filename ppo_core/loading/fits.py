@@ -7,7 +7,7 @@ the same time; the cache is that of the responses alone. Activations, logits and
 `ppo-tuner estimate` measures those.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -93,7 +93,9 @@ def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.devic
 def _weights(models: Mapping[str, Sequence[nn.Module]], config: PPOConfig) -> dict[str, int]:
     """Return the size of the weights; a shared tensor counts once, so adapters cost only their own."""
     (reference,) = models["reference"]
-    packed = set(_matrices(cast(PreTrainedModel, reference).base_model)) if config.load_in_4bit else set()
+    modules = cast(PreTrainedModel, reference).base_model.modules() if config.load_in_4bit else ()
+    linear = [module for module in modules if isinstance(module, nn.Linear | Conv1D)]
+    packed = {p for module in linear for p in module.parameters(recurse=False)}
     counted: set[nn.Parameter] = set()
     sizes = {}
     for part, owners in models.items():
@@ -110,13 +112,6 @@ def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     model.eval().requires_grad_(False)
     follow_text(model)
     return model
-
-
-def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of linear layers, which 4 bits hold."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            yield from module.parameters(recurse=False)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:

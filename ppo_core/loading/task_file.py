@@ -259,7 +259,12 @@ def read_task(name: str) -> Task:
         TaskError: there is none, or a key or value is not allowed; the message names file and key.
     """
     path = user_path(name)
-    file = _in_folder(path) if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        there = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+        if len(there) != 1:
+            raise TaskError(f"the folder {path} holds {'both' if there else 'neither'} of {', '.join(FOLDER_FILES)}")
+        file = there[0]
     if file.suffix not in SUFFIXES:
         if not path.exists():
             raise TaskError(f"task {not_found(path)}")
@@ -332,13 +337,6 @@ def _plain(value: object) -> object:
     if isinstance(value, PromptSource):
         return vars(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _in_folder(folder: Path) -> Path:
-    there = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
-    if len(there) != 1:
-        raise TaskError(f"the folder {folder} holds {'both' if there else 'neither'} of {', '.join(FOLDER_FILES)}")
-    return there[0]
 
 
 @functools.lru_cache(maxsize=32)
