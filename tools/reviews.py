@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core.data.task import OnProgress
 from tools import teaching
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
 from tools.teaching import SAMPLE, Continuation, Lesson, PolicyLesson, padded
@@ -125,7 +124,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
+def build(folder: Path, recipe: Recipe) -> None:
     """Train both models by the recipe and save each with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
     seed = recipe.seed
@@ -134,8 +133,8 @@ def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> N
         reward_model = GPT2ForSequenceClassification(_config(recipe, recipe.reward_width, tokenizer))
         policy_lesson = PolicyLesson(policy, tokenizer, recipe.batch_size, _reviews)
         reward_lesson = RewardLesson(reward_model, tokenizer, recipe.batch_size)
-        teaching.train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed, progress)
-        teaching.train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed, progress)
+        teaching.train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed)
+        teaching.train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed)
     teaching.save(policy, tokenizer, folder / "policy")
     teaching.save(reward_model, tokenizer, folder / "reward_model")
 
