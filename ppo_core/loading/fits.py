@@ -31,7 +31,7 @@ from ppo_core.models.networks import (
     quiet_loading,
 )
 from ppo_core.models.quantized import moment_bytes
-from ppo_core.output import amount, short
+from ppo_core.output import amount
 from ppo_core.sampling.cuda_graphs import cast_products
 
 IN_4_BITS = 0.516
@@ -141,7 +141,7 @@ def line(least: Least, room: Room) -> str:
 def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Least, Room] | None:
     """Return what the largest of these runs needs at the least, and its room; `device` is one of `DEVICES`.
 
-    None if a model's shape cannot be read: loading it says why. Raises OutOfMemory if that run cannot fit.
+    None if a model's shape cannot be read: loading it says why.
 
     Raises:
         OutOfMemory: that run cannot fit.
@@ -153,23 +153,13 @@ def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device
         # By bytes, then by the response tokens of a pass with gradients.
         found = max((least(config, task, assets, where) for config in configs), key=lambda run: (run.total, run.tokens))
         if found.total + memory.process > memory.total:
-            raise OutOfMemory(_why_not(found, task, assets, where, memory))
+            unused = [name for name in ("use_peft", "bf16", "load_in_4bit") if not getattr(found.config, name)]
+            raise OutOfMemory(
+                f"at least {amount(found.total + memory.process)} do not fit into the {amount(memory.total)} of "
+                f"{memory.name}; what needs less: {', '.join([*unused, 'a smaller policy'])}"
+            )
     except (ConfigError, OutOfMemory):
         raise
     except Exception:  # libraries raise errors of many classes about missing, damaged or unknown files
         return None
     return found, memory
-
-
-def _why_not(needs: Least, task: Task, assets: TaskAssets, device: torch.device, room: Room) -> str:
-    """Return a line on a run that cannot fit, with the settings that make room."""
-    what = f"at least {amount(needs.total + room.process)} do not fit into the {amount(room.total)} of {room.name}"
-    changes: dict[str, Any] = {}
-    for name, value in (("use_peft", True), ("bf16", True), ("load_in_4bit", True)):
-        if getattr(needs.config, name) != value:
-            changes[name] = value
-            smaller = least(replace(needs.config, **changes), task, assets, device).total + room.process
-            if smaller <= room.total:
-                settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
-                return f"{what}; {settings} needs at least {amount(smaller)}"
-    return f"{what}; use a smaller policy, or a larger device"

@@ -66,7 +66,7 @@ def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
     assert small["optimizer moments"] < whole["optimizer moments"]
 
 
-@pytest.mark.parametrize(("spare", "words"), [(0, None), (-1, "use_peft = true needs at least"), (-(2**30), "smaller")])
+@pytest.mark.parametrize(("spare", "words"), [(0, None), (-1, "less: use_peft, bf16, load_in_4bit, a smaller policy")])
 def test_only_what_cannot_fit_is_refused(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, spare: int, words: str | None
 ) -> None:
