@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ppo_core.config.lookup import attribute_hint, import_file, not_found, requi
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource, plain
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest, one_line, raised_at
 from ppo_core.loading.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.output import KL_UNIT, short, without_secrets
 
@@ -366,22 +365,13 @@ def _read_python(shown: Path, file: Path) -> Task:
     except PPOTunerError:
         raise
     except (Exception, SystemExit) as error:
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
-        reason = f"{type(error).__name__}: {' '.join(message.split())}"
-        raise TaskError(f"{shown}{_line(error, file)}: {reason}") from error
+        line = "" if isinstance(error, SyntaxError) else f" at {raised_at(error)}"
+        raise TaskError(f"{shown}: {one_line(error)}{line}") from error
     task = getattr(module, ATTRIBUTE, None)
     if isinstance(task, Task):
         return replace(task, name=str(file))
     hint = attribute_hint(module, Task, ATTRIBUTE)
     raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
-
-
-def _line(error: BaseException, file: Path) -> str:
-    """Return `, line N` of the file where the error arose, if known."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f", line {lines[-1]}" if lines else ""
 
 
 def get_task(name: AnyTask) -> Task:
