@@ -60,6 +60,7 @@ class Hooks(Protocol):
 
     def enter(self, *, saving: bool) -> None:
         """Note that a checkpoint is about to be saved, or after that the next step to be made."""
+        return
 
 
 def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> NextMove:

@@ -14,13 +14,11 @@ OUTAGES = (*NO_ROOM, errno.EIO, errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNRE
            errno.ECONNRESET, errno.ETIMEDOUT, socket.EAI_AGAIN)  # fmt: skip
 """System errors when a disk, a file server or another host does not respond for now."""
 
-
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
     "or response_length"
 )
 """Message for memory exhausted by work that cannot be done in smaller pieces."""
-
 
 _SAYS_NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -149,7 +147,6 @@ SIMILARITY = 0.65
 """Least share of common letters (difflib's ratio) of a name that is suggested."""
 LEAST_PREFIX = 3
 """Shortest prefix that is taken for an abbreviated name."""
-
 
 ELSEWHERE: Mapping[str, str] = {"kl_budget": "", "kl_limit": ""}
 """Names that are meant where similar ones are allowed and they are not: then nothing is suggested."""

@@ -25,6 +25,7 @@ hold, this project; docs/benchmarks.md has the measurements.
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 from ppo_core.algorithm.state import Stateful
 from ppo_core.config.hyperparameters import PPOConfig
@@ -48,7 +49,7 @@ LEAST_KL = 1e-3
 class KLController(Stateful):
     """A fixed β."""
 
-    changing = ("coef",)
+    changing: ClassVar[tuple[str, ...]] = ("coef",)
 
     def __init__(self, coef: float) -> None:
         self.coef = coef

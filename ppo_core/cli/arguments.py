@@ -216,20 +216,12 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
-    """Merge `layers` over the declared defaults, later ones over earlier ones, and check them together.
-
-    Raises:
-        ConfigError: the values together are not allowed.
-    """
+    """Merge `layers` over the defaults, later ones over earlier ones; ConfigError if they do not go together."""
     return PPOConfig.from_dict(merged(*layers))
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
-    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
-
-    Raises:
-        ConfigError: a key or value is not allowed; the message names the key.
-    """
+    """Return the settings and hyperparameters of a config file's content; a ConfigError begins with `where`."""
     settings: dict[str, Any] = {}
     values: dict[str, HyperValue] = {}
     for name, value in content.items():

@@ -112,8 +112,7 @@ INTERRUPTED = "interrupted"
 _REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
 _PASSED_ON_SECONDS = 5.0
 """A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes
-also got from the terminal, and a shell passes on the end of its terminal.
-"""
+also got from the terminal, and a shell passes on the end of its terminal."""
 
 
 class StopRequest:

@@ -235,11 +235,7 @@ def is_trl(content: Mapping[str, Any]) -> bool:
 
 
 def read(content: Mapping[str, Any], where: str) -> TrlFile:
-    """Translate a TRL file; `where` names it in errors of its keys and values.
-
-    Raises:
-        ConfigError: an unknown key, or a value that is not allowed; the message names the key.
-    """
+    """Translate a TRL file, or raise ConfigError that begins with `where` and names the key."""
     for key in content:
         if key not in FIELDS and key not in HYPERPARAMETERS:
             hint = nearest(key, (*FIELDS, *HYPERPARAMETERS))

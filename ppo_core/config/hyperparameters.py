@@ -366,11 +366,7 @@ class PPOConfig:
         return batch_sizes.resolve(world_size, vars(self))
 
     def spread_over(self, world_size: int) -> "PPOConfig":
-        """Return the same run with a batch size independent of the number of processes, over which it must divide.
-
-        Raises:
-            ConfigError: its batch cannot be spread over that number of processes.
-        """
+        """Return the same run with a batch size that counts no processes; ConfigError if they cannot share it."""
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
             return self

@@ -27,11 +27,7 @@ def not_found(path: Path) -> str:
 
 
 def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:
-    """Return the module and the attribute's name of `module:attribute`, or raise `error`, which begins with `what`.
-
-    Raises:
-        PPOTunerError: there is no such module; `error` is its class, and `what` begins its message.
-    """
+    """Return the module and the attribute's name of `module:attribute`, or raise `error`, which begins with `what`."""
     name, _, attribute = path.partition(":")
     try:
         return importlib.import_module(name), attribute
@@ -56,10 +52,6 @@ def import_file(file: Path) -> ModuleType:
     """Return a Python file, run as a module of its own. Like a script, it may import its neighbours.
 
     The program that is running is not run again. Raises ImportError if it is no Python file, and what its code raises.
-
-    Raises:
-        ImportError: it is not a file, or not named as Python's are.
-        Exception: anything that the file's code raises.
     """
     file = file.resolve()
     program = sys.modules["__main__"]

@@ -96,11 +96,7 @@ class ProcessGroup(World):
 
 @functools.cache
 def init_process_group() -> World:
-    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
-
-    Raises:
-        ConfigError: the launcher asks for something unsupported.
-    """
+    """Return this process's world, meeting the others the first time; ConfigError: the launch is not supported."""
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS

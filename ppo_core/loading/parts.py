@@ -28,11 +28,7 @@ TASK_PREFIX = "task:"
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` of a built-in task unchanged; or raise.
-
-    Raises:
-        ConfigError: see `model_place`; or the built-in task does not exist.
-    """
+    """Return the policy's absolute path or hub id, or an existing `task:NAME` unchanged, or raise ConfigError."""
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         return checks.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
@@ -50,11 +46,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
 
 
 def data_place(value: object, folder: Path, where: str) -> str:
-    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id; or raise.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist.
-    """
+    """Return a data file's or folder's absolute path or hub id; ConfigError for what looks like a path and is none."""
     text = checks.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)

@@ -21,12 +21,13 @@ def is_finite(number: float) -> bool:
 
 def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:
     """Return all columns of the prompts, in the order of first sight; `messages` if one is a chat."""
-    names: dict[str, None] = {}
-    for prompt in prompts:
-        names |= dict.fromkeys(prompt.columns)
-        if prompt.messages is not None:
-            names[MESSAGES] = None
-    return tuple(names)
+    return tuple(dict.fromkeys(name for prompt in prompts for name in _row(prompt)))
+
+
+def _row(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt's values by column."""
+    chat = {} if prompt.messages is None else {MESSAGES: [dict(message) for message in prompt.messages]}
+    return {**prompt.columns, **chat}
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,8 @@ class Batch:
 
     def columns(self, known: Sequence[str] = ()) -> dict[str, list[Any]]:
         """Return [B] values by column, of the rows' columns and the `known` ones; None if a row lacks one."""
-        names = dict.fromkeys((*known, *column_names(self.prompts)))
-        return {name: [_value(prompt, name) for prompt in self.prompts] for name in names}
-
-
-def _value(prompt: Prompt, name: str) -> Any:
-    if name == MESSAGES and prompt.messages is not None:
-        return [dict(message) for message in prompt.messages]
-    return prompt.columns.get(name)
+        rows = list(map(_row, self.prompts))
+        return {name: [row.get(name) for row in rows] for name in (*known, *column_names(self.prompts))}
 
 
 @dataclass(frozen=True)

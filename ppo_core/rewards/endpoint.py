@@ -47,11 +47,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class EndpointReward:
-    """A part that is an HTTP endpoint; `sleep` waits between attempts.
-
-    Raises:
-        TaskError: the URL cannot be used.
-    """
+    """A part that is an HTTP endpoint, or TaskError if its URL cannot be used; `sleep` waits between attempts."""
 
     def __init__(self, part: RewardPart, sleep: Callable[[float], object] = time.sleep) -> None:
         address = _split_url(part)

@@ -235,11 +235,7 @@ class FunctionReward:
 
 
 def load_function(part: RewardPart) -> Callable[..., Any]:
-    """Import the function that a part names.
-
-    Raises:
-        TaskError: there is no such file, module or function, or importing it fails.
-    """
+    """Import the function that a part names; TaskError if there is no such one, or importing it fails."""
     who = f'reward part "{part.name}"'
     source, _, name = part.where.rpartition(":")
     if not source or not name:
