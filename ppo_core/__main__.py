@@ -11,19 +11,11 @@ from ppo_core.cli.training import Program, train
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 
-
-def _to_copy(words: Sequence[str]) -> str:
-    return shlex.join([*launched.command_prefix("python"), "-m", "ppo_core", *words])
-
-
-PROGRAM = Program("ppo_core", _to_copy)
+PROGRAM = Program("ppo_core", lambda words: shlex.join([*launched.command_prefix(), "-m", "ppo_core", *words]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train once and return the exit status.
-
-    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted, to be resumed.
-    """
+    """Train once and return the exit status (see `command_line.run`); 130: interrupted, to be resumed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return command_line.run(PROGRAM.name, lambda: rank_zero.drive(lambda: _train(arguments)))
 

@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rich import filesize
+
 from ppo_core.config import kl_budget as budgets
 from ppo_core.config.kl_budget import Point, Rank
 from ppo_core.distributed.rank_zero import on_rank_zero
@@ -70,9 +72,7 @@ def write(
 
 
 def copy(source: Path, folder: Path, *, extra: Mapping[str, Any]) -> None:
-    """Copy a checkpoint to `folder`, the manifest last, with the driver's `extra` in place of its own.
-
-    Leftovers of an interrupted copy, or a damaged checkpoint, in `folder` are replaced.
+    """Copy a checkpoint to `folder` as `write` does, with the driver's `extra` in place of its own.
 
     Raises:
         CheckpointError: `source` is missing or damaged, or `folder` already holds an undamaged checkpoint or cannot be
@@ -245,8 +245,7 @@ class CheckpointKeeper:
 
     def __post_init__(self) -> None:
         self._best = best(self.folder, self.kl_budget)
-        best_extra = {} if self._best is None else _saved_extra(self._best)
-        self._best_rank = None if self._best is None else _rank(best_extra, step_of(self._best), self.kl_budget)
+        self._best_rank = _rank(_saved_extra(self._best), step_of(self._best), self.kl_budget) if self._best else None
         self._saved_episode = max((_saved_extra(path).get(EPISODE, 0) for path in complete(self.folder)), default=0)
         self._saved_at = time.perf_counter()
 
@@ -313,10 +312,7 @@ def by_rank(folder: Path, kl_budget: float) -> list[Path]:
 
 
 def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
-    """Return up to `most` of a run's checkpoints that are best for some KL budget, and its best.
-
-    Step 0, the SFT policy, is left out, as nobody needs its checkpoint.
-    """
+    """Return up to `most` of a run's checkpoints that are best for some KL budget, and its best; never step 0."""
     if most == 0:
         return []
     evaluations = {step_of(path): _saved_extra(path).get(EVALUATION) for path in complete(folder)}
@@ -397,7 +393,4 @@ def at_most(one: int) -> str:
 
 def size(count: int) -> str:
     """Return bytes in the unit that fits, decimal as for disks: `12.3 MB`."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    return filesize.decimal(count)

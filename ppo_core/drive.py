@@ -6,7 +6,7 @@ the answer is EVALUATE, and saved where the answer or the keeper asks for it. Ev
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ class Reason(Protocol):
     @property
     def message(self) -> str:
         """One line: what was read, and the limit."""
-        ...
 
 
 class Guard(Protocol):
@@ -35,11 +34,9 @@ class Guard(Protocol):
 
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""
-        ...
 
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return its state for a checkpoint's `extra`; `ends_stage`: other values follow."""
-        ...
 
 
 class Hooks(Protocol):
@@ -47,18 +44,15 @@ class Hooks(Protocol):
 
     def check(self, report: StepReport, config: PPOConfig) -> StepReport:
         """Judge a step of the stage with this config, once; return its report as the run takes it."""
-        ...
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Report a step and return the next move, the same in all processes.
 
         `seconds` is what the step took. `is_again`: it is the last one, after EVALUATE, which took `seconds`.
         """
-        ...
 
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return what the checkpoint after a step holds in addition, as JSON; `ends_stage`: other values follow."""
-        ...
 
     def evaluated(self, trainer: Trainer, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation, if there can be one."""
@@ -78,7 +72,9 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
     Raises:
         CheckpointError: a checkpoint that is due cannot be written.
     """
-    for report, seconds in _timed(staged):
+    began = time.perf_counter()
+    for report in staged:
+        seconds = time.perf_counter() - began
         report = hooks.check(report, staged.config)
         move = hooks.ask(report, seconds)
         if move is NextMove.EVALUATE:
@@ -101,16 +97,5 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
             if move in (NextMove.STOP, NextMove.LEAVE):
                 return move
             hooks.enter(saving=False)
-    return NextMove.STOP
-
-
-def _timed(staged: StagedTrainer) -> Iterator[tuple[StepReport, float]]:
-    """Yield each step's report and its seconds, which hold nothing of what is done between two steps."""
-    steps = iter(staged)
-    while True:
         began = time.perf_counter()
-        try:
-            report = next(steps)
-        except StopIteration:
-            return
-        yield report, time.perf_counter() - began
+    return NextMove.STOP

@@ -14,13 +14,11 @@ OUTAGES = (*NO_ROOM, errno.EIO, errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNRE
            errno.ECONNRESET, errno.ETIMEDOUT, socket.EAI_AGAIN)  # fmt: skip
 """System errors when a disk, a file server or another host does not respond for now."""
 
-
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
     "or response_length"
 )
 """Message for memory exhausted by work that cannot be done in smaller pieces."""
-
 
 _SAYS_NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -75,10 +73,7 @@ def _translated(error: BaseException) -> BaseException | None:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the location at which an error was raised, `path/to/file.py:12`, or empty if it was not raised.
-
-    This is the innermost line in code that is not a library's, if any.
-    """
+    """Return where an error was raised, `path/to/file.py:12`, outside of libraries if it can be; "" if it was not."""
     all_frames = list(traceback.extract_tb(error.__traceback__))
     frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARIES)] or all_frames
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -136,9 +131,6 @@ class StoreError(PPOTunerError, OSError):
 class StudyError(PPOTunerError, LookupError):
     """A study or trial does not exist, or is in the wrong state for the request."""
 
-    def __str__(self) -> str:  # LookupError subclasses would show the repr of the message
-        return str(self.args[0]) if self.args else ""
-
 
 OTHER_NAMES = {
     "lr": "learning_rate", "actor_learning_rate": "learning_rate", "critic_lr": "value_learning_rate",
@@ -155,7 +147,6 @@ SIMILARITY = 0.65
 """Least share of common letters (difflib's ratio) of a name that is suggested."""
 LEAST_PREFIX = 3
 """Shortest prefix that is taken for an abbreviated name."""
-
 
 ELSEWHERE: Mapping[str, str] = {"kl_budget": "", "kl_limit": ""}
 """Names that are meant where similar ones are allowed and they are not: then nothing is suggested."""

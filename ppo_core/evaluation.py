@@ -5,7 +5,7 @@ Several processes take a block of the prompts each, and all report the same.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed.world import raise_on_all_ranks
 from ppo_core.loading.load import TaskModels
 from ppo_core.models.policy import PolicyReading
-from ppo_core.randomness import Key, Purpose
-from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
+from ppo_core.randomness import Key
+from ppo_core.report import EvalReadings, Sample, StepReport, TokenReadings
 from ppo_core.run_state import RunState
 from ppo_core.sampling.generation import Generator, Request, Rollouts
 from ppo_core.sampling.next_token import SamplingSettings
@@ -28,77 +28,35 @@ SAMPLES_KEPT = 8
 """Number of first eval prompts whose responses are kept at every evaluation."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: `eval/*` metrics, results per prompt, and a few responses."""
-
-    metrics: dict[str, float]
-    samples: tuple[Sample, ...]
-    readings: EvalReadings
-
-
-def evaluate_again(state: RunState, models: TaskModels, generator: Generator) -> SplitReading:
-    """Evaluate the policy on the eval prompts with other random numbers than those that it may have been chosen by."""
-    return _read(state, models, generator, models.prompts.eval, Key(models.task.eval_seed, Purpose.EVALUATION, 1))
-
-
-def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
-    """Evaluate the policy on the test prompts, at the settings of every evaluation; None if there are none.
-
-    It has its own random numbers, so a checkpoint's luck in evaluations does not carry over.
-    """
-    prompts = models.prompts.test
-    return _read(state, models, generator, prompts, Key(models.task.eval_seed, Purpose.TEST, 0)) if prompts else None
-
-
-def _read(
-    state: RunState, models: TaskModels, generator: Generator, prompts: Sequence[Prompt], key: Key
-) -> SplitReading:
-    metrics = evaluate(state, models, generator, prompts, key, with_values=False).metrics
-    means = {name: metrics[f"eval/{name}"] for name in ("reward", "reward_se", "kl", "kl_se")}
-    return SplitReading(len(prompts), **means)
-
-
 def evaluate(
+    report: StepReport,
     state: RunState,
     models: TaskModels,
     generator: Generator,
-    prompts: Sequence[Prompt] | None = None,
-    key: Key | None = None,
+    prompts: Sequence[Prompt],
+    key: Key,
     *,
-    with_values: bool,
+    with_values: bool = False,
     with_rounding: bool = False,
-) -> Evaluation:
-    """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
+) -> StepReport:
+    """Return the step's report with mean reward, exact KL and errors, of one response to each of the prompts.
 
     Temperature and length are the task's; stop tokens and texts are the run's, since they define a response.
     `with_values` adds the critic's readings to the samples; `with_rounding` adds what bfloat16 alone shows as KL.
-    Without others the prompts are the eval prompts, the same at every step, and so are the random numbers of `key`.
     """
-    prompts, key = prompts or models.prompts.eval, key or Key(models.task.eval_seed, Purpose.EVALUATION, 0)
-    config, task, world = state.config, models.task, state.world
-    sampling = replace(
-        SamplingSettings.of(config, models.reference, models.tokenizer),
-        temperature=task.eval_temperature,
-        response_length=task.eval_response_length,
-        top_k=None,
-        top_p=1.0,
-    )
+    config, task, world, network, chunk = state.config, models.task, state.world, state.network, state.chunks.scoring
+    temperature, length = task.eval_temperature, task.eval_response_length
+    sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
+    sampling = replace(sampling, temperature=temperature, response_length=length, top_k=None, top_p=1.0)
     block = math.ceil(len(prompts) / world.size)
     first = world.rank * block
     count = max(0, min(block, len(prompts) - first))
     # All processes pass the same number of rows through the model, in step; those beyond the prompts do not count.
     requests = [Request(row, prompts[row % len(prompts)]) for row in range(first, first + block)]
     rollouts = generator.generate(requests, sampling, key)
-    reading = read_policy(
-        state.network,
-        models.reference,
-        rollouts.sequences,
-        task.eval_temperature,
-        state.chunks.scoring,
-        with_values=with_values,
-        float32=state.network.bf16 and config.evaluates_in_float32,
-    )
+    policies = (network, models.reference, rollouts.sequences, temperature, chunk)
+    float32 = network.bf16 and config.evaluates_in_float32
+    reading = read_policy(*policies, with_values=with_values, float32=float32)
     scored = raise_on_all_ranks(world, lambda: models.score(rollouts))
     totals = world.gather_objects([float(total) for total in scored.totals[:count]])
     kls = world.gather_objects(reading.kl_exact.sum(-1).double().tolist()[:count])
@@ -114,16 +72,14 @@ def evaluate(
         "eval/length": sum(lengths) / len(lengths),
         "eval/repetition": mean_of_all(repetition(rollouts.sequences)[:count], world),
     }
-    if with_rounding and state.network.bf16:
-        found = rounding_kl(
-            state.network, models.reference, rollouts.sequences, task.eval_temperature, state.chunks.scoring
-        )
-        metrics["eval/kl_rounding"] = mean_of_all(found.double().tolist()[:count], world)
+    if with_rounding and network.bf16:
+        metrics["eval/kl_rounding"] = mean_of_all(rounding_kl(*policies).double().tolist()[:count], world)
     parts = {name: values[:count] for name, values in scored.parts.items()}
     readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
     texts = models.token_texts(rollouts.sequences)[: min(count, max(0, SAMPLES_KEPT - first))]
     samples = world.gather_objects(_samples(state, rollouts, reading, scored, texts, first))
-    return Evaluation(metrics | part_metrics(parts, world, "eval/"), tuple(samples), readings)
+    metrics = report.metrics | metrics | part_metrics(parts, world, "eval/")
+    return replace(report, metrics=metrics, samples=tuple(samples), readings=readings)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Every metric the trainer reports, declared once: name, unit, direction, doc. Never imports torch.
+"""Every metric the trainer reports, declared once: name, unit, doc. Never imports torch.
 
 Names are TRL's where TRL has the metric. All means are over response tokens that exist (padding and
 what follows the end of a response never count). The store's columns, the guard's rules, the
@@ -8,20 +8,16 @@ dashboard's labels and the docs come from this table; a task's own metrics trave
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
-
-Direction = Literal["higher", "lower", "neither"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One declared metric. `better` is the good direction, if there is one."""
+    """One declared metric."""
 
     name: str
     label: str
     doc: str
     unit: str = ""
-    better: Direction = "neither"
 
     @property
     def column(self) -> str:
@@ -53,7 +49,6 @@ _TOKEN = "nats per token"
 
 
 def _distribution(name: str, label: str, of: str) -> tuple[Metric, ...]:
-    """Return the quantiles of a reward, declared."""
     return tuple(
         Metric(f"{name}_{suffix}", f"{label}, {words}", f"{words.capitalize()} of {of}.", "reward")
         for suffix, words in QUANTILES.items()
@@ -62,18 +57,11 @@ def _distribution(name: str, label: str, of: str) -> tuple[Metric, ...]:
 
 _DECLARED = (
     Metric("objective/kl", "Sampled KL", "Sum over a response of kl_estimator's estimate of KL(policy ‖ SFT policy).", _NATS),
-    Metric(
-        "objective/kl_exact",
-        "Training KL",
-        "Sum over a response of KL(policy ‖ SFT policy) over the whole vocabulary. Guards and budgets read this one. "
-        "The policy is the one that sampled, so top-k and top-p raise it by what the reference gives to other tokens.",
-        _NATS,
-        "lower",
-    ),
+    Metric("objective/kl_exact", "Training KL", "Sum over a response of KL(policy ‖ SFT policy) over the whole vocabulary. Guards and budgets read this one. The policy is the one that sampled, so top-k and top-p raise it by what the SFT policy gives to other tokens.", _NATS),
     Metric("objective/kl_per_token", "Sampled KL per token", "objective/kl over the number of response tokens.", _TOKEN),
-    Metric("objective/kl_exact_per_token", "KL per token", "objective/kl_exact over the response tokens.", _TOKEN, "lower"),
+    Metric("objective/kl_exact_per_token", "KL per token", "objective/kl_exact over the response tokens.", _TOKEN),
     Metric("objective/kl_coef", "KL coefficient β", "β in force in this iteration.", "reward per nat"),
-    Metric("objective/scores", "Score", "Mean raw score of the rollouts.", "reward", "higher"),
+    Metric("objective/scores", "Score", "Mean raw score of the rollouts.", "reward"),
     Metric("objective/scores_std", "Score spread", "Standard deviation of the rollouts' raw scores.", "reward"),
     *_distribution("objective/scores", "Score", "the rollouts' raw scores"),
     Metric("objective/penalty_unit", "Worth of a penalty of 1", "1, or with penalty_unit = spread the standard deviation of the first batch's scores.", "reward"),
@@ -82,62 +70,54 @@ _DECLARED = (
     Metric("objective/rlhf_reward_std", "Score - β KL spread", "Standard deviation of score plus KL penalty.", "reward"),
     *_distribution("objective/rlhf_reward", "Score - β KL", "score plus KL penalty"),
     Metric("objective/entropy", "Surprise", "Mean per response of -log π of the sampled tokens.", _NATS),
-    Metric("policy/approxkl_avg", "Approx KL", "Mean of half the squared log-ratio to the sampling policy.", _TOKEN, "lower"),
-    Metric("policy/clipfrac_avg", "Clip fraction", "Share of tokens whose clipped ratio set the loss.", "share", "lower"),
+    Metric("policy/approxkl_avg", "Approx KL", "Mean of half the squared log-ratio to the sampling policy.", _TOKEN),
+    Metric("policy/clipfrac_avg", "Clip fraction", "Share of tokens whose clipped ratio set the loss.", "share"),
     Metric("policy/entropy_avg", "Entropy", "Mean entropy of the policy over the vocabulary.", _TOKEN),
     Metric("loss/policy_avg", "Policy loss", "Clipped surrogate loss, mean over the iteration's optimizer steps."),
-    Metric("loss/value_avg", "Value loss", "Value loss before vf_coef, mean over the optimizer steps.", "", "lower"),
+    Metric("loss/value_avg", "Value loss", "Value loss before vf_coef, mean over the optimizer steps."),
     Metric("loss/kl_avg", "KL loss", "Sampled KL as a loss before β, mean over the optimizer steps (use_kl_loss)."),
-    Metric("val/clipfrac_avg", "Value clip fraction", "Share of tokens whose clipped value set the loss.", "share", "lower"),
+    Metric("val/clipfrac_avg", "Value clip fraction", "Share of tokens whose clipped value set the loss.", "share"),
     Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),
-    Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio.", "", "lower"),
+    Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio."),
     Metric("val/num_eos_tokens", "Ended responses", "Rollouts that ended by themselves.", "responses"),
     Metric("val/return_std", "Return spread", "Standard deviation of the token returns; with normalize_values the running one, in which the critic predicts.", "reward"),
-    Metric("val/var_explained", "Explained variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic.", "", "higher"),
+    Metric("val/var_explained", "Explained variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic."),
     Metric("policy/grad_norm", "Policy gradient norm", "Mean norm before clipping."),
     Metric("value/grad_norm", "Value gradient norm", "Mean norm before clipping (shared trunk: of the value head)."),
-    Metric("sampler/mismatch", "Sampler mismatch", "Largest |log π sampled - log π trained| of a token: near 0, always.", "nats", "lower"),
+    Metric("sampler/mismatch", "Sampler mismatch", "Largest |log π sampled - log π trained| of a token: near 0, always.", "nats"),
     Metric("sampler/kl_gap", "Sampled - exact KL", "Mean of k1 less the exact KL of the same responses: noise around 0 where sampler and trainer agree.", _NATS),
     Metric("sampler/kl_gap_noise", "Noise of sampled - exact KL", "How far chance and rounding take sampler/kl_gap: its standard error, what rare tokens add that a small batch lacks, and the KL of rounding.", _NATS),
     Metric("response/length_mean", "Response length", "Mean length of the rollouts.", "tokens"),
     Metric("response/length_min", "Shortest response", "Shortest rollout.", "tokens"),
     Metric("response/length_max", "Longest response", "Longest rollout.", "tokens"),
-    Metric("response/truncated_share", "Truncated share", "Share of rollouts cut at response_length.", "share", "lower"),
-    Metric("response/repetition", "Repetition", _REPEATED, "share", "lower"),
+    Metric("response/truncated_share", "Truncated share", "Share of rollouts cut at response_length.", "share"),
+    Metric("response/repetition", "Repetition", _REPEATED, "share"),
     Metric("lr", "Policy learning rate", "Learning rate of the policy in this iteration."),
     Metric("value/lr", "Value learning rate", "Learning rate of the critic in this iteration."),
     Metric("policy/lam", "GAE λ", "λ in force of the advantages."),
     Metric("policy/kl_step", "KL step", "KL from the policy that sampled the batch to the one after its updates, rounding included (lr_controller = kl_step).", _NATS),
     Metric("policy/kl_step_wanted", "Wanted KL step", "The KL step that the policy's learning rate is moved for.", _NATS),
     Metric("policy/epochs", "PPO epochs", "Passes over the batch that the policy learned from: fewer than num_ppo_epochs where the KL step ended them.", "epochs"),
-    Metric("policy/skipped_steps", "Skipped steps", "Optimizer steps left out for a gradient that was not finite.", "steps", "lower"),
+    Metric("policy/skipped_steps", "Skipped steps", "Optimizer steps left out for a gradient that was not finite.", "steps"),
     Metric("optimizer_steps", "Optimizer steps", "Optimizer steps taken since the start."),
-    Metric("eval/reward", "Eval reward", "Mean raw score on the eval prompts.", "reward", "higher"),
+    Metric("eval/reward", "Eval reward", "Mean raw score on the eval prompts.", "reward"),
     Metric("eval/reward_se", "Eval reward SE", "Standard error of eval/reward over the prompts.", "reward"),
-    Metric("eval/kl", "Eval KL", "Exact KL of the policy from the reference on the eval prompts.", _NATS, "lower"),
+    Metric("eval/kl", "Eval KL", "Exact KL of the policy from the reference on the eval prompts.", _NATS),
     Metric("eval/kl_se", "Eval KL SE", "Standard error of eval/kl over the prompts.", _NATS),
-    Metric(
-        "eval/kl_rounding",
-        "KL of rounding",
-        "KL of the reference from itself, rounded otherwise in bfloat16, on step 0's responses: what rounding alone adds to "
-        "the training KL, and to the eval KL where it is not read in float32.",
-        _NATS,
-        "lower",
-    ),
+    Metric("eval/kl_rounding", "KL of rounding", "KL of the reference from itself, rounded otherwise in bfloat16, on step 0's responses: what rounding alone adds to the training KL, and to the eval KL where it is not read in float32.", _NATS),
     Metric("eval/entropy", "Eval entropy", "Mean entropy of the policy on the eval prompts.", _TOKEN),
     Metric("eval/length", "Eval response length", "Mean response length on the eval prompts.", "tokens"),
-    Metric("eval/repetition", "Eval repetition", _REPEATED, "share", "lower"),
-    Metric("time/generate", "Generation", "Seconds of sampling the rollouts.", "seconds", "lower"),
-    Metric("time/score", "Scoring", "Seconds of the reward, the reference, log-probs and values.", "seconds", "lower"),
-    Metric("time/update", "Update", "Seconds of the PPO epochs.", "seconds", "lower"),
-    Metric("time/evaluate", "Evaluation", "Seconds of the evaluation.", "seconds", "lower"),
-    Metric("eps", "Episodes per second", "Episodes collected and learned from, without the evaluation.", "episodes/second", "higher"),
-    Metric("memory/peak", "Peak memory", "Most memory held since the process began: on the GPU, else resident.", "MiB", "lower"),
-    Metric("time/tokens_per_second", "Throughput", "Response tokens collected and learned from.", "tokens/second", "higher"),
+    Metric("eval/repetition", "Eval repetition", _REPEATED, "share"),
+    Metric("time/generate", "Generation", "Seconds of sampling the rollouts.", "seconds"),
+    Metric("time/score", "Scoring", "Seconds of the reward, the reference, log-probs and values.", "seconds"),
+    Metric("time/update", "Update", "Seconds of the PPO epochs.", "seconds"),
+    Metric("time/evaluate", "Evaluation", "Seconds of the evaluation.", "seconds"),
+    Metric("eps", "Episodes per second", "Episodes collected and learned from, without the evaluation.", "episodes/second"),
+    Metric("memory/peak", "Peak memory", "Most memory held since the process began: on the GPU, else resident.", "MiB"),
+    Metric("time/tokens_per_second", "Throughput", "Response tokens collected and learned from.", "tokens/second"),
 )  # fmt: skip
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _DECLARED})
-"""Every declared metric by name."""
 
 CORE = (
     "objective/kl", "objective/kl_exact", "objective/scores", "objective/non_score_reward", "objective/rlhf_reward",

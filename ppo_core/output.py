@@ -115,10 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(number: float | None) -> str:
-    """Return a number with three significant digits, zeros included: `4.00`, `201`; `-` if there is none.
-
-    From 1000 on, the whole part keeps all its digits.
-    """
+    """Return a number with three significant digits and its whole part: `4.00`, `201`, `1234`; `-` if there is none."""
     if number is None:
         return NOTHING
     is_whole = 99.95 <= abs(number) < math.inf  # three digits leave no place for a decimal
@@ -220,10 +217,7 @@ def has_much_rounding(report: StepReport, kl_budget: float) -> bool:
 
 
 def reward_texts(rewards: Sequence[float | None], parts: Sequence[Mapping[str, float | None]]) -> list[str]:
-    """Return the rewards of samples, each with its parts if it has several: `0.25 (helpful 0.50, brief -1.00)`.
-
-    The rewards have one number of decimals, and so has each part.
-    """
+    """Return samples' rewards, with their parts if several, in shared decimals: `0.25 (helpful 0.50, brief -1.00)`."""
     places = decimals(rewards)
     places_of = {name: decimals(each.get(name) for each in parts) for each in parts for name in each}
     texts = []

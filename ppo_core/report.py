@@ -69,7 +69,6 @@ class SplitReading:
     """A policy's results on a whole set of prompts: means, with standard errors over the prompts."""
 
     prompts: int
-    """Number of prompts."""
     reward: float
     reward_se: float
     kl: float
@@ -119,7 +118,6 @@ class NextMove(Enum):
     LEAVE = "leave"
     """Save a checkpoint and leave the run, to be resumed later or never."""
     STOP = "stop"
-    """End the run here."""
 
 
 DEVICES = ("auto", "cpu")
@@ -158,19 +156,15 @@ class Trainer(Protocol):
 
     def __iter__(self) -> Iterator[StepReport]:
         """Yield one report per step. Between two reports the caller may stop, save or evaluate."""
-        ...
 
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the step's `report` with an evaluation of the current policy."""
-        ...
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything that the next step depends on, and the driver's JSON `extra`."""
-        ...
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model as a folder for its users."""
-        ...
 
 
 MISMATCH = "sampler/mismatch"
@@ -193,26 +187,23 @@ class AgreementWatch:
 
     def warnings(self, report: StepReport) -> list[str]:
         """Return the new warnings after a step, one line each."""
-        lines = []
+        found = {}
         mismatch = report.metrics.get(MISMATCH, 0.0)
-        if mismatch > MISMATCH_LIMIT and self._is_new(MISMATCH):
-            lines.append(
+        if mismatch > MISMATCH_LIMIT:
+            found[MISMATCH] = (
                 f"sampler mismatch of {mismatch:.3g} nats at step {report.step}, over {MISMATCH_LIMIT:g}: sampler and "
                 f"trainer disagree ({MISMATCH}), so this run's KL cannot be trusted"
             )
         self._gaps = self._gaps + 1 if is_apart(report.metrics) else 0
-        if self._gaps >= KL_GAP_STEPS and self._is_new(KL_GAP):
-            lines.append(
+        if self._gaps >= KL_GAP_STEPS:
+            found[KL_GAP] = (
                 f"sampled and exact KL were {abs(report.metrics[KL_GAP]):.3g} nats per response apart at step "
                 f"{report.step}, for {self._gaps} steps over {KL_GAP_LIMIT:g} times their noise: sampler and trainer "
                 f"disagree ({KL_GAP}), so this run's KL cannot be trusted"
             )
-        return lines
-
-    def _is_new(self, sign: str) -> bool:
-        is_new = sign not in self._warned
-        self._warned.add(sign)
-        return is_new
+        new = [line for sign, line in found.items() if sign not in self._warned]
+        self._warned |= found.keys()
+        return new
 
 
 def is_apart(metrics: Mapping[str, float]) -> bool:

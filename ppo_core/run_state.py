@@ -6,7 +6,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,16 +51,12 @@ class Chunks(NamedTuple):
         """
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
+        may_halve = not config.shards_weights(world.size)
+        recompute = network.recompute if network and config.gradient_checkpointing is None else None
         return cls(
             ChunkRows("generation", forward, world),
             ChunkRows("scoring", forward, world),
-            ChunkRows(
-                "training",
-                training,
-                world,
-                may_halve=not config.shards_weights(world.size),
-                last_resort=network.recompute if network and config.gradient_checkpointing is None else None,
-            ),
+            ChunkRows("training", training, world, may_halve=may_halve, last_resort=recompute),
         )
 
 
@@ -86,7 +81,6 @@ class RunState:
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
-    """Optimizer steps taken."""
     lam: float | None = None
     """GAE λ in force; None: the first batch's length will decide it."""
     score_spread: float = 0.0
@@ -101,7 +95,7 @@ class RunState:
         """Return the state before the first step, or raise ConfigError."""
         network = build_network(config, models.reference, models.reward_model)
         if config.shards_weights(world.size):
-            network.shard(partial(sharding.shard, world=world, reshard_after_forward=config.fsdp_reshard_after_forward))
+            sharding.shard(network, world, config.fsdp_reshard_after_forward)
         return cls(
             config,
             models.task.name,
@@ -214,8 +208,8 @@ class RunState:
             if chunk.rows == configured_before.rows:  # else the rows that fit into memory must be found again
                 chunk.rows = state["chunk_rows"][chunk.work]
 
-    def _read(self, folder: Path) -> "_Saved":
-        """Return a checkpoint that fits this run; errors as in `restore`."""
+    def _read(self, folder: Path) -> tuple[Mapping[str, Any], PPOConfig, set[str], Mapping[str, Tensor], Any]:
+        """Return a checkpoint's state, config, hyperparameters that differ, weights and moments; errors: `restore`."""
         state = checkpoint.verify(folder)["state"]
         if state["task"] != self.task:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
@@ -235,16 +229,7 @@ class RunState:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
         before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
-        return _Saved(state, before, _changed(before, self.config, folder), weights, moments)
-
-
-class _Saved(NamedTuple):
-    state: Mapping[str, Any]
-    config: PPOConfig
-    changed: set[str]
-    """Hyperparameters that differ from the continuing run's."""
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Mapping[str, Any]]
+        return state, before, _changed(before, self.config, folder), weights, moments
 
 
 def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:

@@ -14,7 +14,7 @@ threads.
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,15 +39,15 @@ from ppo_core.algorithm.optim import lr_factor
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
+from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import World, init_process_group, raise_on_all_ranks, run_on_rank_zero
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
-from ppo_core.evaluation import evaluate, evaluate_again, evaluate_on_test
+from ppo_core.evaluation import evaluate
 from ppo_core.loading.load import FrozenPolicy, TaskModels, load_task
 from ppo_core.loading.ready import require_room
 from ppo_core.loading.task_file import AnyTask
 from ppo_core.models import fsdp as sharding
 from ppo_core.models.memory import free, peak_mib
-from ppo_core.models.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import SplitReading, StepReport, not_finite
 from ppo_core.run_state import RunState
@@ -136,15 +136,9 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
         assert experience.returns is not None
         state.returns.update(experience.returns, experience.sequences.response_mask, network)
         metrics["val/return_std"] = state.returns.std
+    most_kl = math.inf if kl_step is None else kl_step.cut
     update = ppo_epochs(
-        network,
-        state.optimizers,
-        experience,
-        config,
-        state.step,
-        state.chunks.training,
-        world,
-        math.inf if kl_step is None else kl_step.cut,
+        network, state.optimizers, experience, config, state.step, state.chunks.training, world, most_kl
     )
     if kl_step is not None:
         reading = read_kl_step(network, experience, config.temperature, state.chunks.scoring, world)
@@ -159,7 +153,6 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
 
 
 def _set_rates(state: RunState) -> dict[str, float]:
-    """Set the iteration's learning rates, and return them as metrics."""
     config, total, late = state.config, state.iterations, state.config.critic_warmup
     kind, warmup, floor = config.lr_scheduler_type, config.warmup_ratio, config.min_lr_rate
     if state.kl_step is None:
@@ -185,33 +178,19 @@ class PPOTrainer:
     """
 
     def __init__(
-        self,
-        config: PPOConfig,
-        models: TaskModels,
-        *,
-        world: World,
-        make_generator: MakeGenerator | None = None,
+        self, config: PPOConfig, models: TaskModels, *, world: World, make_generator: MakeGenerator | None = None
     ) -> None:
         require_room(config, models.task, models.reference.config, models.longest_prompt)
         _require_whole_groups(config, world)
         SamplingSettings.of(config, models.reference, models.tokenizer)  # raises errors of the networks
         self.models = models
         self.state = RunState.begin(config, models, world)
+        self.config, self.network = config, self.state.network
         self.generator: Generator = (
             TransformersGenerator(self.network, models.tokenizer, self.state.chunks.generation)
             if make_generator is None
             else make_generator(self.network, models.tokenizer)
         )
-
-    @property
-    def config(self) -> PPOConfig:
-        """The run's configuration, defaults included."""
-        return self.state.config
-
-    @property
-    def network(self) -> ActorCritic:
-        """The policy and its critic, as they are now."""
-        return self.state.network
 
     @property
     def step(self) -> int:
@@ -271,32 +250,38 @@ class PPOTrainer:
     def evaluated(self, report: StepReport, *, with_values: bool = True, with_rounding: bool = False) -> StepReport:
         """Return the step's report with an evaluation of the current policy (see `ppo_core.evaluation.evaluate`)."""
         seconds: dict[str, float] = {}
-        with _timed(seconds, "evaluate"), sharding.gathered(self.network):
-            evaluation = evaluate(
-                self.state, self.models, self.generator, with_values=with_values, with_rounding=with_rounding
-            )
-        metrics = report.metrics | evaluation.metrics | seconds
-        return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
+        with _timed(seconds, "evaluate"):
+            options = {"with_values": with_values, "with_rounding": with_rounding}
+            report = self._evaluate(report, self.models.prompts.eval, Purpose.EVALUATION, 0, **options)
+        return replace(report, metrics=report.metrics | seconds)
 
     def evaluated_again(self) -> SplitReading:
-        """Evaluate the current policy on the eval prompts once more, with fresh draws."""
-        with sharding.gathered(self.network):
-            return evaluate_again(self.state, self.models, self.generator)
+        """Evaluate the current policy on the eval prompts once more, with other draws than it may be chosen by."""
+        return self._read(self.models.prompts.eval, Purpose.EVALUATION, 1)
 
     def tested(self) -> SplitReading | None:
-        """Evaluate the current policy on the task's test prompts; None if there are none."""
+        """Evaluate the current policy on the task's test prompts, with draws of their own; None if there are none."""
+        prompts = self.models.prompts.test
+        return self._read(prompts, Purpose.TEST, 0) if prompts else None
+
+    def _read(self, prompts: Sequence[Prompt], purpose: Purpose, index: int) -> SplitReading:
+        metrics = self._evaluate(StepReport(self.step, self.episode, {}), prompts, purpose, index).metrics
+        means = {name: metrics[f"eval/{name}"] for name in ("reward", "reward_se", "kl", "kl_se")}
+        return SplitReading(len(prompts), **means)
+
+    def _evaluate(
+        self, report: StepReport, prompts: Sequence[Prompt], purpose: Purpose, index: int, **options: bool
+    ) -> StepReport:
+        key = Key(self.models.task.eval_seed, purpose, index)
         with sharding.gathered(self.network):
-            return evaluate_on_test(self.state, self.models, self.generator)
+            return evaluate(report, self.state, self.models, self.generator, prompts, key, **options)
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
         self.state.save(folder, extra)
 
     def restore(self, folder: Path) -> None:
-        """Continue from a checkpoint of the same task and network shape, by this run's own config.
-
-        See `RunState.restore` for the effect of differing configs, and for errors.
-        """
+        """Continue from a checkpoint, by this run's own config (see `RunState.restore`)."""
         self.state.restore(folder)
         self.generator.update_weights()
 

@@ -9,7 +9,7 @@ from random import Random
 from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from ppo_core.data.task import OnProgress, Prompt, Prompts
+from ppo_core.data.task import Prompt, Prompts
 from tools.teaching import SAMPLE, Continuation, PolicyLesson, reproducible, save, small_gpt2, train, word_tokenizer
 
 
@@ -68,7 +68,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(CHARACTERS, pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse())
 
 
-def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
+def build(folder: Path, recipe: Recipe) -> None:
     """Train the policy by the recipe and save it with its tokenizer in `folder/policy`."""
     tokenizer = make_tokenizer()
     with reproducible(recipe.seed):
@@ -77,7 +77,7 @@ def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> N
         )
         policy = GPT2LMHeadModel(config)
         lesson = PolicyLesson(policy, tokenizer, recipe.batch_size, answered_sums)
-        train(lesson, "SFT policy", recipe.steps, recipe.learning_rate, recipe.seed, progress)
+        train(lesson, "SFT policy", recipe.steps, recipe.learning_rate, recipe.seed)
     save(policy, tokenizer, folder / "policy")
 
 

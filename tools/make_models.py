@@ -17,7 +17,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 
 import ppo_core.tasks.arithmetic
 import ppo_core.tasks.reviews
-from ppo_core.data.task import OnProgress, Prompts
+from ppo_core.data.task import Prompts
 from tools import arithmetic, reviews, reviews_corpus
 
 MANIFEST = "manifest.json"
@@ -41,7 +40,7 @@ class Making:
     data: Path
     """The folder that ships."""
     recipe: Any
-    build: Callable[[Path, Any, OnProgress | None], None]
+    build: Callable[[Path, Any], None]
     """Trains by the recipe and saves each model in a folder of its own under the given one."""
     taught: Callable[[Any], Iterable[str]]
     """A sample of what the models learn from, as lines: other lines ask for other models."""
@@ -56,14 +55,13 @@ MAKINGS: Mapping[str, Making] = {
         ppo_core.tasks.arithmetic.DATA, arithmetic.Recipe(), arithmetic.build, arithmetic.taught, arithmetic.prompts
     ),
 }
-"""By the task's name."""
 
 
-def make(making: Making, folder: Path, progress: OnProgress | None = None) -> None:
+def make(making: Making, folder: Path) -> None:
     """Train the models and write them, the prompts and the manifest into `folder`, in place of what it holds."""
     draft = folder.with_name(f".{folder.name}-being-made")  # an interruption leaves the old files as they are
     shutil.rmtree(draft, ignore_errors=True)
-    making.build(draft, making.recipe, progress)
+    making.build(draft, making.recipe)
     write_prompts(making.prompts(), draft / "prompts")
     manifest = {"versions": versions(), **description(making), "sha256": hashes(draft)}
     (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -97,10 +95,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}, "cpu": cpu}
 
 
-def _tell(name: str, what: str, share: float) -> None:
-    print(f"{name}: {what}, {share:.0%}", flush=True)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Make the data of the named task, or of all."""
     parser = argparse.ArgumentParser(prog="python -m tools.make_models", description="Train the built-in models again.")
@@ -109,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     for name in [options.task] if options.task else MAKINGS:
         folder = options.out / name if options.out else MAKINGS[name].data
-        make(MAKINGS[name], folder, partial(_tell, name))
+        make(MAKINGS[name], folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{name}: {size / 1e6:.1f} MB in {folder}")
 

@@ -1,6 +1,6 @@
 """Train the SFT policy and the reward model of the task `reviews`, and save them as transformers does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core.data.task import OnProgress
 from tools import teaching
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
 from tools.teaching import SAMPLE, Continuation, Lesson, PolicyLesson, padded
@@ -74,7 +73,7 @@ class RewardLesson(Lesson):
         score_loss: Tensor = ((1 + targets.abs()) * (scores - targets).square()).mean()
 
         added = padded([contributions(words) for words in texts], 0)
-        came_before = padded([_came_before(words) for words in texts], 0)
+        came_before = padded([[float(word in words[:i]) for i, word in enumerate(words)] for words in texts], 0)
         facts = torch.stack([added, came_before], dim=-1)[known]
         word_loss = functional.mse_loss(self.word_head(output.hidden_states[1])[known], facts)
         return score_loss + _WORD_WEIGHT * word_loss
@@ -115,10 +114,6 @@ def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
         weight[:, width : 2 * width] = weight[:, :width]
 
 
-def _came_before(words: Sequence[str]) -> list[float]:
-    return [float(word in words[:i]) for i, word in enumerate(words)]
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return both models' tokenizer: each word or mark is a token, and decoding leaves no space before a mark."""
     return teaching.word_tokenizer(
@@ -129,7 +124,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
+def build(folder: Path, recipe: Recipe) -> None:
     """Train both models by the recipe and save each with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
     seed = recipe.seed
@@ -138,8 +133,8 @@ def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> N
         reward_model = GPT2ForSequenceClassification(_config(recipe, recipe.reward_width, tokenizer))
         policy_lesson = PolicyLesson(policy, tokenizer, recipe.batch_size, _reviews)
         reward_lesson = RewardLesson(reward_model, tokenizer, recipe.batch_size)
-        teaching.train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed, progress)
-        teaching.train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed, progress)
+        teaching.train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed)
+        teaching.train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed)
     teaching.save(policy, tokenizer, folder / "policy")
     teaching.save(reward_model, tokenizer, folder / "reward_model")
 

@@ -19,7 +19,6 @@ THINGS = [
     "clock", "mirror", "jacket", "suitcase", "keyboard", "printer", "guitar", "backpack", "blanket", "heater",
     "fan", "table", "shelf", "bottle", "toaster", "speaker",
 ]  # fmt: skip
-"""The things that are reviewed."""
 
 GETTING = ("bought", "ordered", "got", "found")
 BUYERS = ("i", "we")
@@ -32,7 +31,6 @@ ASPECTS = [
     "price", "quality", "size", "colour", "design", "service", "delivery", "finish", "weight", "shape", "style",
     "warranty",
 ]  # fmt: skip
-"""The aspects that are judged."""
 
 PEOPLE = ("i", "we", "my sister", "my brother", "our friends")
 LINKS = ("is", "was", "looks", "seems", "feels")

@@ -13,13 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
 
-from ppo_core.data.task import OnProgress
-
 THREADS = 1
 """Threads of each training: more would add up in another order and train other weights."""
-
-REPORTS = 10
-"""Progress reports of each training."""
 
 SAMPLE = 512
 """Texts of each lesson that identify its models in a manifest."""
@@ -124,18 +119,10 @@ class PolicyLesson(Lesson):
         return functional.cross_entropy(logits.flatten(0, 1), padded(targets, IGNORED).flatten(), ignore_index=IGNORED)
 
 
-def train(
-    lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int, progress: OnProgress | None = None
-) -> None:
-    """Take the optimizer steps, with a warm-up and a decay to 0.
+def train(lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int) -> None:
+    """Take the optimizer steps, with a warm-up to the learning rate and a decay to 0.
 
-    Args:
-        lesson: `lesson(rng)` draws a batch with a `random.Random` and returns its loss, a scalar.
-        what: Names the model for `progress`.
-        steps: Optimizer steps.
-        learning_rate: The highest.
-        seed: Decides every draw.
-        progress: Called with the completed share at every tenth of the steps.
+    `lesson(rng)` draws a batch and returns its loss, a scalar; `what` learns is printed at every tenth of the steps.
     """
     rng = Random(seed)
     optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)
@@ -150,8 +137,8 @@ def train(
         nn.utils.clip_grad_norm_(lesson.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if progress and (step + 1) * REPORTS // steps > step * REPORTS // steps:
-            progress(f"training the {what}", (step + 1) / steps)
+        if (step + 1) % max(1, steps // 10) == 0:
+            print(f"training the {what}, {(step + 1) / steps:.0%}", flush=True)
     lesson.eval()
 
 

@@ -12,7 +12,6 @@ where it is 0, even NaN and infinities, change nothing. Elsewhere NaN, and a spr
 import torch
 from torch import Tensor
 
-from ppo_core.algorithm.shapes import require_same_shape
 from ppo_core.distributed.world import World
 from ppo_core.metrics import QUANTILES
 
@@ -35,13 +34,12 @@ def masked_var(values: Tensor, mask: Tensor, world: World) -> Tensor:
 def masked_whiten(values: Tensor, mask: Tensor, *, world: World, shift_mean: bool = True) -> Tensor:
     """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
-    With `shift_mean=False` the values are only scaled, so that rewards keep their signs; TRL scales the distances from
-    the mean and leaves the mean in its old unit, whose size would then decide. The variance is the biased one, as in
-    OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's masked_whiten takes the unbiased one,
-    which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD keeps values that differ by rounding
-    alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
+    With `shift_mean=False` the values are only scaled, so that rewards keep their signs (TRL leaves the mean in its old
+    unit). The variance is the biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to
+    0 (TRL's divides by 0 there). NO_SPREAD keeps values that differ by rounding alone from being scaled up, whatever
+    their unit (TRL adds 1e-8).
     """
-    require_same_shape("masked_whiten", 2, values=values, mask=mask)
+    assert values.shape == mask.shape and mask.ndim == 2
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
@@ -54,7 +52,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
     The ones in each row of `mask` must be contiguous from the left.
     """
-    require_same_shape("gae", 2, rewards=rewards, values=values, mask=mask)
+    assert rewards.shape == values.shape == mask.shape and mask.ndim == 2
     response = mask > 0
     rewards, values = torch.where(response, rewards, 0.0), torch.where(response, values, 0.0)
     next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))

@@ -3,9 +3,10 @@
 Metrics are means over all processes: over responses, or over tokens (`*_per_token`, `*_avg`).
 """
 
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from ppo_core.models.rounding import in_float32, rounded_otherwise
 from ppo_core.models.sequences import Sequences
 from ppo_core.sampling.generation import Rollouts
 
-Moved = TypeVar("Moved")
 COLUMNS = ("logprobs", "ref_logprobs", "advantages", "values", "returns")
 
 
@@ -41,7 +41,6 @@ class Experience:
     kl_loss_coef: float = 0.0
     """β if the KL is a term of the loss; 0 if it is in the rewards."""
     entropy_coef: float = 0.0
-    """Weight of the entropy in the loss."""
 
     def rows(self, index: Tensor) -> "Experience":
         """Return the rows `index` [K], without outer columns that are empty in all of them."""
@@ -52,39 +51,30 @@ class Experience:
         return replace(self, sequences=sequences, **columns)
 
     def _columns(self) -> dict[str, Any]:
-        """Return the tensors [B, T] by field name."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in columns.items() if column is not None}
 
     def of_all(self, world: World) -> "Experience":
         """Return the rows of all processes, in the order of ranks, padded to the widest.
 
-        A mini-batch then has the same rows however the rollout batch was spread. At about 40 bytes per token this is
-        small beside the activations of one pass.
+        A mini-batch then has the same rows however the rollout batch was spread.
         """
         if world.size == 1:
             return self
+        own = io.BytesIO()
+        torch.save(self, own)
         device = self.advantages.device
-        parts = world.gather_objects([to_device(self, torch.device("cpu"))])
+        parts: list[Experience] = [
+            torch.load(io.BytesIO(saved), map_location=device, weights_only=False)
+            for saved in world.gather_objects([own.getvalue()])
+        ]
         sequences = Sequences.cat([part.sequences for part in parts])
         width = sequences.response_width
         columns: dict[str, Any] = {
             name: torch.cat([pad(part._columns()[name], (0, width - part.logprobs.shape[1])) for part in parts])
             for name in self._columns()
         }
-        return to_device(replace(self, sequences=sequences, **columns), device)
-
-
-def to_device(value: Moved, device: torch.device) -> Moved:
-    """Return a dataclass with its tensors, and those of the dataclasses in it, on a device."""
-    changed: dict[str, Any] = {}
-    for item in fields(value):  # type: ignore[arg-type]
-        part = getattr(value, item.name)
-        if isinstance(part, Tensor):
-            changed[item.name] = part.to(device)
-        elif is_dataclass(part):
-            changed[item.name] = to_device(part, device)
-    return replace(value, **changed)  # type: ignore[type-var]
+        return replace(self, sequences=sequences, **columns)
 
 
 @torch.no_grad()
@@ -269,16 +259,14 @@ def critic_metrics(experience: Experience, world: World) -> dict[str, float]:
 def repetition(sequences: Sequences) -> list[float]:
     """Return the share of tokens seen earlier in the same window, the mean over a response's windows.
 
-    They are all its runs of REPETITION_WINDOW tokens, or the whole of a shorter response. In all of a response the
-    share would rise with its length by itself.
+    They are all its runs of REPETITION_WINDOW tokens, or the whole of a shorter response.
     """
-    return [_repetition(tokens) for tokens in sequences.response_tokens()]
-
-
-def _repetition(tokens: Sequence[int]) -> float:
-    size = min(REPETITION_WINDOW, len(tokens))
-    starts = range(len(tokens) - size + 1)
-    return 1 - sum(len(set(tokens[start : start + size])) for start in starts) / (max(1, size) * len(starts))
+    shares = []
+    for tokens in sequences.response_tokens():
+        size = min(REPETITION_WINDOW, len(tokens))
+        windows = [tokens[start : start + size] for start in range(len(tokens) - size + 1)]
+        shares.append(1 - sum(len(set(window)) for window in windows) / (max(1, size) * len(windows)))
+    return shares
 
 
 def mean_of_all(values: Sequence[float], world: World) -> float:

@@ -15,12 +15,11 @@ policy that equals the reference. The means of k1 and the exact KL agree as befo
 Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in nats per token.
 """
 
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ppo_core.algorithm.shapes import require_same_shape
 from ppo_core.distributed.world import World
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
@@ -34,7 +33,7 @@ def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, cla
 
     The gradient is zero where an estimate is clamped, and where k3's exponent is.
     """
-    require_same_shape("sampled_kl", logprobs=logprobs, ref_logprobs=ref_logprobs)
+    assert logprobs.shape == ref_logprobs.shape
     log_ratio = logprobs - ref_logprobs
     match estimator:
         case "k1":
@@ -46,8 +45,6 @@ def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, cla
             estimate = torch.expm1(-bounded) + bounded  # near 0 expm1 keeps the digits that exp - 1 loses
         case "abs":
             estimate = log_ratio.abs()
-        case _:
-            assert_never(estimator)
     return estimate if clamp is None else estimate.clamp(-clamp, clamp)
 
 
@@ -66,7 +63,7 @@ def kl_loss(
     Source: Tang and Munos 2025, On a few pitfalls in KL divergence gradient estimation for RL, arXiv 2506.09477.
     Where the mask is 0 the inputs may hold anything; the gradient there is 0.
     """
-    require_same_shape("kl_loss", 2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    assert logprobs.shape == ref_logprobs.shape == mask.shape and mask.ndim == 2
     response = mask > 0
     policy, reference = torch.where(response, logprobs, 0.0), torch.where(response, ref_logprobs, 0.0)
     return sampled_kl(policy, reference, estimator, clamp).sum()  # every estimate of r = 0 is 0
@@ -79,12 +76,7 @@ ROUNDING = 1e-3
 
 
 def kl_gap(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    kl_exact: Tensor,
-    mask: Tensor,
-    world: World,
-    rounding: float = 0.0,
+    logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor, world: World, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
 

@@ -24,8 +24,10 @@ hold, this project; docs/benchmarks.md has the measurements.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import ClassVar
 
+from ppo_core.algorithm.state import Stateful
 from ppo_core.config.hyperparameters import PPOConfig
 
 LOOK_AHEAD = 0.07
@@ -44,8 +46,10 @@ LEAST_KL = 1e-3
 """Least KL that `hold` and the course of the KL step read, as a share of the target."""
 
 
-class KLController:
+class KLController(Stateful):
     """A fixed β."""
+
+    changing: ClassVar[tuple[str, ...]] = ("coef",)
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
@@ -55,14 +59,6 @@ class KLController:
 
     def update(self, kl: float, episodes: int) -> None:
         """Move β after a rollout batch of so many responses with this mean exact KL, in nats per response."""
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the changing state for a checkpoint's JSON; the rest is in the config."""
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore from a `state_dict`."""
-        self.coef = state["coef"]
 
 
 class AdaptiveController(KLController):
@@ -84,12 +80,13 @@ class HoldController(KLController):
     It is 0 until a batch's scores differ.
     """
 
+    changing = ("coef", "slow", "rise", "done", "last")
+
     def __init__(self, target: float, iterations: int) -> None:
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
         self.slow = self.rise = 0.0
         self.done = 0
-        """Batches so far."""
         self.last: float | None = None
         """KL of the batch before; None before any."""
 
@@ -115,17 +112,6 @@ class HoldController(KLController):
             self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / most), 1.0))
         read = min(max(ahead, LEAST_READ), MOST_READ)
         self.coef = self.slow * (read**3 if read > 1 else math.sqrt(read))
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the changing state."""
-        known = {} if self.last is None else {"last": self.last}
-        return super().state_dict() | {"slow": self.slow, "rise": self.rise, "done": self.done} | known
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore from a `state_dict`."""
-        super().load_state_dict(state)
-        self.slow, self.rise, self.last = state["slow"], state["rise"], state.get("last")
-        self.done = int(state["done"])
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

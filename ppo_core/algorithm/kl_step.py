@@ -36,15 +36,14 @@ of an update leaves a wanted range is rsl_rl's (Rudin et al. 2022, arXiv 2109.11
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl_controller import LEAST_KL
+from ppo_core.algorithm.state import Stateful
 from ppo_core.config.hyperparameters import PPOConfig, default_kl_step
 from ppo_core.distributed.world import World
 from ppo_core.models import fsdp as sharding
@@ -109,11 +108,7 @@ def read_kl_step(
 def rounding_floor(
     network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World
 ) -> float:
-    """Return the KL step that rounding alone shows for the policy that sampled the batch, in nats per response.
-
-    That policy is read once more with its embeddings changed in bfloat16's last place, so that all later
-    numbers are rounded otherwise. 0 in float32.
-    """
+    """Return the KL step that rounding alone shows (`rounded_otherwise`), in nats per response; 0 in float32."""
     if not network.bf16:
         return 0.0
     with rounded_otherwise(network.policy.get_input_embeddings()):
@@ -121,8 +116,10 @@ def rounding_floor(
 
 
 @dataclass
-class KLStepController:
+class KLStepController(Stateful):
     """Moves the policy's learning rate so that each iteration takes the wanted KL step."""
+
+    changing = ("rate", "floor", "done", "raised", "path", "last", "recent", "searching", "since", "top")
 
     configured: float
     """Wanted step that the run begins with, in nats per response."""
@@ -131,17 +128,14 @@ class KLStepController:
     iterations: int
     """Iterations of the run in which the policy learns."""
     rate: float
-    """Learning rate of the coming iteration."""
     floor: float | None = None
     """KL that rounding alone shows, in nats per response; None: not measured yet."""
     done: int = 0
-    """Iterations so far."""
     raised: float = 1.0
     """Whole step over the configured one."""
     path: float = 0.0
     """Sum of the square roots of the steps."""
     last: float = 0.0
-    """KL of the last batch."""
     recent: float = 0.0
     """Mean KL of the last two."""
     searching: bool = True
@@ -211,15 +205,3 @@ class KLStepController:
             self.top = max(self.top, self.rate)
         elif self.since >= WATCHED:
             self.rate = min(self.rate, CEILING * self.top)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the changing state for a checkpoint's JSON; the rest is in the config."""
-        return {name: getattr(self, name) for name in _CHANGING}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore from a `state_dict`."""
-        for name in _CHANGING:
-            setattr(self, name, state[name])
-
-
-_CHANGING = ("rate", "floor", "done", "raised", "path", "last", "recent", "searching", "since", "top")

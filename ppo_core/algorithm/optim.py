@@ -6,7 +6,6 @@ iteration's factor on the peak rate (like TRL, one step per rollout batch).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from ppo_core.config.hyperparameters import PPOConfig, Schedule
-from ppo_core.distributed.world import World, add_up_in_place
+from ppo_core.distributed.world import World
 from ppo_core.models import fsdp as sharding
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic
-
-
-@dataclass(frozen=True)
-class StepNorms:
-    """Gradient norms of one optimizer step before clipping (0 for a frozen network), as scalars."""
-
-    policy: Tensor
-    value: Tensor
-    skipped: bool = False
-    """True if the step was skipped, since a norm was not finite."""
 
 
 class Optimizers:
@@ -36,7 +25,9 @@ class Optimizers:
 
     def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
         policy, value = network.policy_parameters(), network.value_parameters()
-        norms = _norm_weights(network)
+        # LayerNorm, RMSNorm and similar classes: every architecture has its own
+        modules = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
+        norms = {parameter for module in modules for parameter in module.parameters(recurse=False)}
         self._network = network
         self._skips = config.skip_nonfinite_updates
         self._optim = config.optim
@@ -62,30 +53,28 @@ class Optimizers:
         for optimizer in self.both:
             optimizer.zero_grad(set_to_none=True)
 
+    @torch.no_grad()
     def add_up_gradients(self, world: World) -> None:
-        """Sum the gradients of all processes, each from its share of a mini-batch.
+        """Sum the gradients of all processes; those of sharded weights were summed in the backward pass."""
+        for parameter in self._names if world.size > 1 else ():
+            if parameter.grad is not None and not isinstance(parameter, DTensor):
+                parameter.grad.copy_(world.sum(parameter.grad))
 
-        Gradients of sharded weights were summed in the backward pass.
+    def step(self, *, policy_learns: bool = True) -> dict[str, Tensor] | None:
+        """Clip, step and clear; without `policy_learns` the policy is unchanged.
+
+        Return the networks' gradient norms before clipping, scalars; None: one was not finite, so the step is skipped.
         """
-        for parameters in self._parameters:
-            add_up_in_place(world, [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)])
-
-    def step(self, *, policy_learns: bool = True) -> StepNorms:
-        """Clip, step and clear; during the critic's warm-up the policy is unchanged."""
-        learning = self.both if policy_learns else self.both[1:]
-        norms = {
-            optimizer: sharding.clip_grad_norm(parameters, clip)
-            for optimizer, parameters, clip in zip(self.both, self._parameters, self._clips, strict=False)
-            if optimizer in learning
-        }
+        networks = zip(("policy_norm", "value_norm"), self.both, self._parameters, self._clips, strict=False)
+        learning = [network for network in networks if policy_learns or network[1] is not self.policy]
+        norms = {name: sharding.clip_grad_norm(parameters, clip) for name, _, parameters, clip in learning}
         skipped = self._skips and not bool(torch.stack(list(norms.values())).isfinite().all())
         if not skipped:
-            for optimizer in learning:
+            for _, optimizer, _, _ in learning:
                 optimizer.step()
         sharding.drop_gathered(self._network)
         self.clear()
-        zero = torch.zeros(())
-        return StepNorms(norms.get(self.policy, zero), norms[self.value] if self.value is not None else zero, skipped)
+        return None if skipped else norms
 
     @property
     def moment_bytes(self) -> int:
@@ -142,21 +131,12 @@ def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float
     return AdamW(groups, **options, fused=True)
 
 
-def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of LayerNorm, RMSNorm and similar classes, one for every architecture."""
-    norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
-    return {parameter for module in norms for parameter in module.parameters(recurse=False)}
-
-
 def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
     """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
 
-    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
-    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
-    scaled to end there, as in transformers' cosine_with_min_lr.
-
-    A network that starts late has its own whole schedule over the rest of the run: after a critic warm-up of
-    n iterations the policy is at (iteration - n, total - n), and its factor is 0 before.
+    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine` then fall
+    from 1 towards `min_lr_rate`, which they would reach one iteration after the last, scaled as in transformers'
+    cosine_with_min_lr. After a critic warm-up of n iterations the policy is at (iteration - n, total - n).
     """
     if iteration < 0:
         return 0.0

@@ -7,17 +7,15 @@
 Source: Schulman et al. 2017, arXiv 1707.06347, eqs. 7 and 9; the value clip and its ½ as in OpenAI
 baselines and TRL. Every function returns sums over tokens, not means: the caller divides by the
 tokens of the whole optimizer step, so that micro-batches and processes never change the step.
-Shapes: [B, T], others raise ValueError; `mask` is 1 on response tokens. Values where it is 0, even NaN
-and infinities, change neither a result nor a gradient: they are replaced by 0 before anything is
-computed, since 0 · NaN is NaN.
+Shapes: [B, T], asserted, since others would broadcast to a wrong number; `mask` is 1 on response tokens.
+Values where it is 0, even NaN and infinities, change neither a result nor a gradient: they are replaced
+by 0 before anything is computed, since 0 · NaN is NaN.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from ppo_core.algorithm.shapes import require_same_shape
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def policy_loss(
     `log_ratio_clamp` bounds |log ratio_t| before exp, which overflows (OpenRLHF and verl: 20).
     The gradient is zero where a clip set the loss and where the log-ratio is clamped.
     """
-    require_same_shape("policy_loss", 2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    assert logprobs.shape == old_logprobs.shape == advantages.shape == mask.shape and mask.ndim == 2
     response = mask > 0
     log_ratio = torch.where(response, logprobs - old_logprobs, 0.0)
     advantages = torch.where(response, advantages, 0.0)
@@ -84,7 +82,7 @@ def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float | None
 ) -> ValueLoss:
     """Return the value loss, clipped around the old values, or plain where `cliprange_value` is None."""
-    require_same_shape("value_loss", 2, values=values, old_values=old_values, returns=returns, mask=mask)
+    assert values.shape == old_values.shape == returns.shape == mask.shape and mask.ndim == 2
     response = mask > 0
     error = torch.where(response, values - returns, 0.0) ** 2
     if cliprange_value is None:

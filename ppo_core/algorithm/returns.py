@@ -17,21 +17,22 @@ Source: van Hasselt et al. 2016, arXiv 1602.07714 (PopArt); MAPPO, Yu et al. 202
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from ppo_core.algorithm.scores import NO_SPREAD
+from ppo_core.algorithm.state import Stateful
 from ppo_core.distributed.world import World
 from ppo_core.models.policy import ActorCritic
 
 WEIGHT = 0.2
-"""Weight of a batch in the running mean and variance."""
 
 
-class ReturnStatistics:
+class ReturnStatistics(Stateful):
     """Running mean and variance of a run's returns over all processes, in whose units the network's values are kept."""
+
+    changing = ("mean", "variance")
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,7 +58,9 @@ class ReturnStatistics:
             return
         batch = self.world.gather(scores.detach()).cpu().double()
         self.mean, self.variance = float(batch.mean()), float(batch.var(correction=0))
-        network.set_value_units(self.mean, self.std, keeps_values=not network.has_new_value_head)
+        assert network.value_head is not None
+        is_new = not any(bool(parameter.any()) for parameter in network.value_head.parameters())
+        network.set_value_units(self.mean, self.std, keeps_values=not is_new)
 
     def update(self, returns: Tensor, mask: Tensor, network: ActorCritic) -> None:
         """Count a batch's returns [B, T] where `mask` is 1, and rescale the value head to the new units."""
@@ -69,11 +72,3 @@ class ReturnStatistics:
         self.mean += WEIGHT * moved
         self.variance = (1 - WEIGHT) * self.variance + WEIGHT * variance + WEIGHT * (1 - WEIGHT) * moved**2
         network.set_value_units(self.mean, self.std)
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint: plain numbers that JSON stores without loss."""
-        return {"mean": self.mean, "variance": self.variance}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore from a `state_dict`."""
-        self.mean, self.variance = state["mean"], state["variance"]

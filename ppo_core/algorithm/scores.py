@@ -8,12 +8,12 @@ Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13 (the overlong cost).
 """
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ppo_core.algorithm.state import Stateful
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Scored
 from ppo_core.distributed.world import World
@@ -24,7 +24,7 @@ NO_SPREAD = 1e-8
 """Standard deviations up to this, relative to the mean if that is over 1, are rounding, not spread."""
 
 
-class RewardStatistics:
+class RewardStatistics(Stateful):
     """Mean and standard deviation of scores: `running` over all so far, `reference` over the first batch, or unused.
 
     A batch (of all processes, in rank order) is counted before it is shaped: its own scores enter the mean and spread.
@@ -32,11 +32,12 @@ class RewardStatistics:
     blow up the first score that differs. A reference batch without spread therefore never changes the scale.
     """
 
+    changing = ("count", "mean", "squares")
+
     def __init__(self, mode: Normalization, world: World) -> None:
         self.mode, self.world = mode, world
         self.count = 0
         self.mean = 0.0
-        """Mean of the counted scores; 0 before any."""
         self.squares = 0.0
         """Sum of squared distances from the mean."""
 
@@ -82,14 +83,6 @@ class RewardStatistics:
         shift = rewards.new_full(rewards.shape[:1], -self.mean / self.scale)
         return on_last_token(rewards * mask / self.scale, shift, mask)
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint: plain numbers that JSON stores without loss."""
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore from a `state_dict`."""
-        self.count, self.mean, self.squares = int(state["count"]), state["mean"], state["squares"]
-
 
 def on_last_token(rewards: Tensor, amounts: Tensor, mask: Tensor) -> Tensor:
     """Return rewards [B, T] with the amounts [B] added at each response's last token; empty responses are skipped."""
@@ -99,10 +92,7 @@ def on_last_token(rewards: Tensor, amounts: Tensor, mask: Tensor) -> Tensor:
 
 
 def clip_scores(scores: Tensor, cliprange_reward: float | None) -> Tensor:
-    """Return scores [B] clipped to ± cliprange_reward (None: unchanged).
-
-    For dense rewards, the clip's change of a response's sum belongs on its last token (`on_last_token`).
-    """
+    """Return scores [B] clipped to ± cliprange_reward (None: unchanged)."""
     return scores if cliprange_reward is None else scores.clamp(-cliprange_reward, cliprange_reward)
 
 
@@ -124,10 +114,7 @@ def raw_token_scores(scored: Scored, mask: Tensor) -> Tensor:
 
 
 def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
-    """Return the shaped scores [B, T]: normalised, then clipped.
-
-    A response's score is on its last token, but dense rewards stay on theirs.
-    """
+    """Return the shaped scores [B, T]: normalised, then clipped; on the last token, dense rewards on theirs."""
     mask = rollouts.sequences.response_mask
     if scored.dense is None:
         totals = statistics.shape(mask.new_tensor(scored.totals))

@@ -57,7 +57,7 @@ class UpdateStatistics:
             metrics |= {
                 "policy/approxkl_avg": means["approx_kl"],
                 "policy/clipfrac_avg": means["clipped"],
-                "loss/policy_avg": means["policy_loss"],
+                "loss/policy_avg": means["loss"],
                 "val/ratio": means["ratio"],
                 "val/ratio_var": max(means["ratio_squared"] - means["ratio"] ** 2, 0.0),
             }
@@ -112,10 +112,10 @@ def ppo_epochs(
             norms = optimizers.step(policy_learns=gradients.policy_learns)
             statistics.steps += 1
             statistics.policy_steps += gradients.policy_learns
-            if norms.skipped:
+            if norms is None:
                 statistics.skipped += 1  # its other numbers may be NaN
             else:
-                add_to(statistics.sums, {**sums, "policy_norm": norms.policy, "value_norm": norms.value})
+                add_to(statistics.sums, sums | norms)
     return statistics
 
 
@@ -130,11 +130,7 @@ class _Gradients:
     policy_learns: bool
 
     def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
-        """Return the statistics' sums over the mini-batch `rows`, `size` rows of similar length at a time.
-
-        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so `size` does not change the
-        result.
-        """
+        """Return the sums over the mini-batch `rows`, of `tokens` tokens, `size` rows of similar length at a time."""
         self.optimizers.clear()  # drop the remains of an attempt that ran out of memory
         if size < len(rows):
             rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
@@ -179,25 +175,12 @@ class _Gradients:
         logprobs, entropies = token_readings(
             self.network.head, states, micro.sequences, config.temperature, with_entropy=micro.entropy_coef > 0
         )
-        policy = policy_loss(
-            logprobs,
-            micro.logprobs,
-            micro.advantages,
-            mask,
-            config.cliprange,
-            cliprange_high=config.cliprange_high,
-            dual_clip=config.dual_clip,
-            log_ratio_clamp=config.log_ratio_clamp,
-        )
-        loss = policy.loss
-        sums = {
-            "policy_tokens": mask.sum(),
-            "policy_loss": policy.loss.detach(),
-            "clipped": policy.clipped,
-            "approx_kl": policy.approx_kl,
-            "ratio": policy.ratio,
-            "ratio_squared": policy.ratio_squared,
+        clips = {
+            name: getattr(config, name) for name in ("cliprange", "cliprange_high", "dual_clip", "log_ratio_clamp")
         }
+        policy = policy_loss(logprobs, micro.logprobs, micro.advantages, mask, **clips)
+        loss = policy.loss
+        sums = {"policy_tokens": mask.sum()} | {name: each.detach() for name, each in vars(policy).items()}
         if entropies is not None:
             loss = loss - micro.entropy_coef * (entropies * mask).sum()
         if config.use_kl_loss:

@@ -6,8 +6,7 @@ defaults, then the task's reference, then a file or a trial, then flags.
 
 import argparse
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -217,20 +216,12 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
-    """Merge `layers` over the declared defaults, later ones over earlier ones, and check them together.
-
-    Raises:
-        ConfigError: the values together are not allowed.
-    """
+    """Merge `layers` over the defaults, later ones over earlier ones; ConfigError if they do not go together."""
     return PPOConfig.from_dict(merged(*layers))
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
-    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
-
-    Raises:
-        ConfigError: a key or value is not allowed; the message names the key.
-    """
+    """Return the settings and hyperparameters of a config file's content; a ConfigError begins with `where`."""
     settings: dict[str, Any] = {}
     values: dict[str, HyperValue] = {}
     for name, value in content.items():
@@ -268,38 +259,18 @@ def texts(value: object, where: str) -> tuple[str, ...]:
     raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
 
 
-def _each_once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return pairs of keys and values as a table; ValueError if a key is there twice."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{twice} is given twice")
-    return table
-
-
-def _read_yaml(text: str) -> Any:
-    """Return YAML's content; ValueError if it is none, or a key of its outermost table is there twice."""
-    import yaml  # commands that only read do without
-
-    try:
-        node = yaml.compose(text, yaml.SafeLoader)
-        if isinstance(node, yaml.MappingNode):
-            _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-
-
 def parse_config(path: Path) -> Mapping[str, Any]:
     """Return the content of a JSON, YAML or TOML file, or raise ConfigError."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
     if path.suffix == ".toml":
         return checks.read_toml(path, "config file")
+    import yaml  # commands that only read do without
+
     text = checks.read_text(path, "config file")
     try:
-        content = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else _read_yaml(text)
-    except (ValueError, RecursionError) as error:  # or more nested lists than Python reads
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # or more nested lists than Python reads
         what = " ".join(str(error).split())
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {what}") from error
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):

@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import math
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ppo_core import output
+from ppo_core.config.checks import convert
 from ppo_core.distributed import launch as launched
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, TaskError, is_out_of_memory, nearest
 
@@ -59,11 +59,8 @@ def positive_int(text: str) -> int:
 
 def positive(text: str) -> float:
     """Return a number over 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
+    number = convert(text, float)
+    if not isinstance(number, float) or number <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number over 0")
     return number
 
@@ -115,8 +112,7 @@ INTERRUPTED = "interrupted"
 _REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
 _PASSED_ON_SECONDS = 5.0
 """A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes
-also got from the terminal, and a shell passes on the end of its terminal.
-"""
+also got from the terminal, and a shell passes on the end of its terminal."""
 
 
 class StopRequest:

@@ -1,8 +1,6 @@
-"""A run's ending: its last evaluation compared with its start, its KL budget and its best checkpoint.
+"""A run's ending: its last evaluation compared with its start, its KL budget and its best checkpoint. No torch."""
 
-Never imports torch.
-"""
-
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, kl_excursion, rank, thinned
+from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, rank, thinned
 from ppo_core.output import KL_UNIT, measured, plain_table, plus_minus, short
 from ppo_core.report import SplitReading
 
@@ -30,14 +28,9 @@ class EvalReading:
     @classmethod
     def of(cls, step: Mapping[str, Any]) -> "EvalReading":
         """Return the evaluation in a line of `steps.jsonl`."""
-        return cls(
-            step["step"],
-            step["episode"],
-            reward=_number(step, "eval/reward", math.nan),
-            reward_se=_number(step, "eval/reward_se", 0.0),
-            kl=_number(step, "eval/kl", math.nan),
-            kl_se=_number(step, "eval/kl_se", 0.0),
-        )
+        unknown = {"reward": math.nan, "reward_se": 0.0, "kl": math.nan, "kl_se": 0.0}
+        read = {name: _number(step, f"eval/{name}", default) for name, default in unknown.items()}
+        return cls(step["step"], step["episode"], **read)
 
     def is_within(self, kl_budget: float) -> bool:
         """Return True if it is within the budget; see `ppo_core.config.kl_budget`."""
@@ -145,13 +138,15 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
 
 def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
     known = [each for each in readings if math.isfinite(each.kl)]
-    left_and_back = kl_excursion([each.is_within(kl_budget) for each in known])
-    if left_and_back is None:
+    over = [not each.is_within(kl_budget) for each in known]
+    if not any(over):
         return None
-    left, budget = known[left_and_back[0]], f"the budget of {short(kl_budget)} {KL_UNIT}"
-    if left_and_back[1] is None:
+    budget = f"the budget of {short(kl_budget)} {KL_UNIT}"
+    last_run = len(list(itertools.takewhile(bool, reversed(over))))
+    if last_run:
+        left = known[-last_run]
         return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
-    back = known[left_and_back[1]]
+    left, back = known[over.index(True)], known[len(over) - over[::-1].index(True)]
     return (
         f"KL was over {budget} at step {left.step} (episode {left.episode}), and stayed within it from step "
         f"{back.step} (episode {back.episode})"

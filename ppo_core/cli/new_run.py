@@ -35,7 +35,6 @@ from ppo_core.report import require_device
 from ppo_core.tasks import skeleton
 
 RUNS_FOLDER = Path("runs") / "train"
-"""Default parent of runs' folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,6 @@ class Start:
     kl_budget: float
     """The study's, in nats per response."""
     device: str | None
-    """The study's."""
     origin: RunOrigin
     """The trial and its results, for the model card."""
     stages: tuple[Stage, ...]
@@ -76,7 +74,6 @@ class RunPlan:
     digests: Mapping[str, str]
     """Digest that each part of the task must have; empty: any will do."""
     repo: HubRepo | None
-    """Hub repository to create and push the model to, if any."""
 
 
 def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
@@ -144,7 +141,6 @@ def _own_pace(given: Mapping[str, HyperValue], kl_budget: float | None) -> Mappi
 
 
 _NOT_COUNTED_AS_CHANGES = ("total_episodes", "seed")
-"""Hyperparameters that do not count as changes: a run's length and seed."""
 
 
 def _origin(start: Start, config: PPOConfig, stages: Sequence[Stage]) -> RunOrigin:
@@ -167,23 +163,20 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     """
     run = plan.run
     if plan.parts is not None:
-        Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
+        # Evaluations sample like the run.
+        evaluation = {key: getattr(run.config, key) for key in ("response_length", "temperature")}
+        table = {"doc": "Given by its parts on the command line.", **as_table(plan.parts), "eval": evaluation}
+        Path(run.task).write_text(tomli_w.dumps(table), encoding="utf-8")
     task = get_task(run.task)
     if plan.digests:
         now = digest.digests(task, task.prepare(progress), [run.config.value_model_path])
         if changed := digest.changes(plan.digests, now):
             raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
-    config, save_every_episodes = _config(plan, task, progress)
-    return replace(
-        run,
-        config=_launched(config),
-        save_every_episodes=run.save_every_episodes or save_every_episodes,
-        stages=tuple(replace(stage, values=_launched(stage.config).to_dict()) for stage in run.stages),
-    )
+    stages = tuple(replace(stage, values=_launched(stage.config).to_dict()) for stage in run.stages)
+    return replace(run, config=_launched(_config(plan, task, progress)), stages=stages)
 
 
 def _launched(config: PPOConfig) -> PPOConfig:
-    """Return the config for this launch's number of processes."""
     return replace(config.spread_over(launched.size()), **launched.fsdp())
 
 
@@ -202,26 +195,19 @@ def _base(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str
     return settings, values, None
 
 
-def _config(plan: RunPlan, task: Task, progress: OnProgress) -> tuple[PPOConfig, int | None]:
-    """Return the run's hyperparameters, and the episodes between checkpoints if a TRL file states them."""
+def _config(plan: RunPlan, task: Task, progress: OnProgress) -> PPOConfig:
     if plan.trl is None:
-        return arguments.layered(task.reference, plan.base_values, plan.flags), None
+        return arguments.layered(task.reference, plan.base_values, plan.flags)
     assets = task.prepare(progress)
     file = plan.trl.for_task(len(assets.prompts.train), has_reward_model=assets.reward_model is not None)
     if file["value_model_path"] != plan.trl.values["value_model_path"]:
         progress("the critic, from the policy, since the task has no reward model", 1.0)
     length = arguments.layered(task.reference, file, plan.flags).spread_over(launched.size())
-    config = arguments.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
-    return config, plan.trl.save_every_episodes(config.spread_over(launched.size()))
+    return arguments.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
 
 
 def _checked_parts(settings: Settings, prefix: str) -> Preparation:
-    """Resolve the parts' paths, relative ones from the working directory.
-
-    Raises:
-        TaskError: a part does not exist, is not allowed, or is on a hub that cannot be reached; `prefix` precedes its
-            name in the message.
-    """
+    """Resolve the parts' paths, relative ones from the working directory; `prefix` precedes a name in a TaskError."""
     column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
     prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
     table = {"policy": settings.policy, "reward": named_rewards(settings.reward or ()), "prompts": prompts}
@@ -230,12 +216,6 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
     for key, model in parts.models:
         require_reachable(model, f"{prefix}{key}")
     return parts
-
-
-def _task_file(parts: Preparation, config: PPOConfig) -> str:
-    """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
-    evaluation = {key: getattr(config, key) for key in ("response_length", "temperature")}
-    return tomli_w.dumps({"doc": "Given by its parts on the command line.", **as_table(parts), "eval": evaluation})
 
 
 @contextmanager

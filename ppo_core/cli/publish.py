@@ -27,17 +27,11 @@ PACKAGES = ("torch", "transformers", "peft")
 
 FLAG = "--push_to_hub"
 
-_PIPE = "\\|"
-"""A pipe inside a table's cell."""
-
 
 def write_card(
     model: Path, run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]], ending: Ending
 ) -> None:
-    """Write the card of a model of the run into its folder `model`.
-
-    `steps` are the run's lines of metrics, from step 0 on to the model's.
-    """
+    """Write the card of a model of the run into its folder; `steps` are the lines of metrics up to the model's step."""
     is_adapters = (model / ADAPTERS).exists()
     command = shlex.join(without_secrets(word) for word in shlex.split(run.command))
     facts = [f"- Base model: {_code(assets.policy)}", f"- Task: {_code(task.name)}. {task.doc}"]
@@ -47,7 +41,8 @@ def write_card(
     facts.append(f"- Prompts: {len(assets.prompts.train)} to train on, {len(assets.prompts.eval)} to evaluate on")
     settings = ["| setting | value |", "|---|---|"]
     for name, value in run.config.changed().items():
-        settings.append(f"| `{name}` | {_code(short(value, 6)).replace('|', _PIPE)} |")
+        cell = _code(short(value, 6)).replace("|", r"\|")
+        settings.append(f"| `{name}` | {cell} |")
     lines = [
         f"---\n{_head(is_adapters, assets).to_yaml()}\n---",
         f"# {run.run_name}",
@@ -157,7 +152,7 @@ def create_repo(asked: HubRepo, name: str) -> HubRepo:
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Upload a model's folder and return its repository's address; the error says how to push it later.
+    """Upload a model's folder and return its repository's address.
 
     Raises:
         PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.

@@ -103,7 +103,6 @@ class Run:
     save_every_episodes: int | None
     save_every_seconds: float
     command: str
-    """The command line that started it."""
     resume_from: Path | None = None
     first_step: int = 0
     """The next step."""
@@ -112,7 +111,6 @@ class Run:
     stop_at_episode: int | None = None
     """Ends with the iteration that reaches this episode; None: at its full length."""
     hub: HubRepo | None = None
-    """Hub repository that gets the trained model; None: none."""
     origin: RunOrigin | None = None
     """None: the configuration does not come from a study."""
     stages: tuple[Stage, ...] = ()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 PROJECT = "ppo-tuner"
-"""Project name at trackers that have projects."""
 KNOWN = ("tensorboard", "wandb", "comet_ml", "aim", "mlflow", "clearml", "dvclive", "swanlab", "trackio")
 """Trackers supported by accelerate; each is also the name of its package."""
 ALL = "all"

@@ -44,7 +44,6 @@ ADAMW, ADAMW_8BIT = (
     ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
 )
 """TRL's names of AdamW, and of AdamW in 8 bits; any other optimizer becomes AdamW, with a warning."""
-SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,8 @@ class _Field:
 
     def number(self) -> float:
         """Return a number of at least 0 (YAML reads `1e-5` as text)."""
-        try:
-            number = -1.0 if isinstance(self.value, bool) else float(self.value)
-        except (TypeError, ValueError):
-            number = -1.0
-        if not 0 <= number < float("inf"):
+        number = checks.convert(self.value, float)
+        if not isinstance(number, float) or number < 0:
             raise self.refused("a number of at least 0")
         return number
 
@@ -75,12 +71,9 @@ class _Field:
         return ConfigError(f"{self.key} = {self.value!r} is not allowed; expected {allowed}")
 
 
-def _schedule(field: _Field) -> str:
-    if field.value == "cosine_with_min_lr":
-        return "cosine"
-    if field.value not in SCHEDULES:
-        raise field.refused(f"here one of {', '.join(SCHEDULES)}{nearest(str(field.value), SCHEDULES)}")
-    return str(field.value)
+def _schedule(field: _Field) -> HyperValue:
+    kind = "cosine" if field.value == "cosine_with_min_lr" else field.value
+    return HYPERPARAMETERS["lr_scheduler_type"].coerce(kind)
 
 
 def _lowest_rate(field: _Field) -> object:
@@ -130,22 +123,16 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
     "num_train_epochs": ("total_episodes", _Field.number),
     "num_sample_generations": ("eval_every_episodes", _Field.number),
     "warmup_steps": ("warmup_ratio", _Field.number),
-    "save_steps": ("save_every_episodes", _Field.number),
 }
 """Our counterpart of each field: a setting, a key of the prompts table, or a hyperparameter; later ones win."""
 
-COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0, "save_steps": 500.0}
+COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0}
 """Fields in iterations or epochs (see `TrlFile`), with TRL's defaults."""
 
-HIDDEN_BY = {
-    "model_name_or_path": "sft_model_path",
-    "num_train_epochs": "total_episodes",
-    "num_sample_generations": "eval_every_episodes",
-}
-"""Fields overridden by another."""
 
 _PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
 _FLOAT32 = "models are loaded in float32"
+_SAVES = "not followed; save_every_seconds and new best evaluations save checkpoints"
 _PUSH = "not read from a file; pass --push_to_hub REPO_ID or --hub_private_repo on the command line"
 WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "adafactor": ((False,), "not supported; AdamW is used"),
@@ -161,7 +148,8 @@ WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "push_to_hub": ((False,), _PUSH),
     "hub_model_id": ((), _PUSH),
     "hub_private_repo": ((False,), _PUSH),
-    "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
+    "save_strategy": (("steps",), _SAVES),
+    "save_steps": ((), _SAVES),
 }
 """Fields that would change a run but are not followed: values that need no warning, and the warning."""
 
@@ -209,10 +197,8 @@ class TrlFile:
     """How often TRL samples completions in a run; here, evaluations."""
     warmup_steps: float
     """Iterations; below 1: a share of the run."""
-    save_steps: float | None
-    """Iterations between checkpoints; below 1: a share of the run; None: not set."""
     notes: tuple[str, ...]
-    """Lines on how its fields are used, and warnings on those not followed, or followed differently than by TRL."""
+    """A line on ignored fields, and warnings on those that are not followed, or differently than by TRL."""
 
     def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
         """Return the values for a task with that number of training prompts, with or without a reward model."""
@@ -236,13 +222,6 @@ class TrlFile:
             values["warmup_ratio"] = min(share, 1 - 1 / (iterations + 1))
         return values
 
-    def save_every_episodes(self, config: PPOConfig) -> int | None:
-        """Return the episodes between checkpoints, or None if not set."""
-        if self.save_steps is None:
-            return None
-        steps = self.save_steps if self.save_steps >= 1 else self.save_steps * config.num_iterations()
-        return max(1, round(steps)) * config.batch_sizes(1).batch_size
-
 
 def translated(key: str, given: Mapping[str, Any]) -> Any:
     """Translate a field of `TRANSLATED`, given all others, or raise ConfigError; None: nothing to set."""
@@ -256,11 +235,7 @@ def is_trl(content: Mapping[str, Any]) -> bool:
 
 
 def read(content: Mapping[str, Any], where: str) -> TrlFile:
-    """Translate a TRL file; `where` names it in errors of its keys and values.
-
-    Raises:
-        ConfigError: an unknown key, or a value that is not allowed; the message names the key.
-    """
+    """Translate a TRL file, or raise ConfigError that begins with `where` and names the key."""
     for key in content:
         if key not in FIELDS and key not in HYPERPARAMETERS:
             hint = nearest(key, (*FIELDS, *HYPERPARAMETERS))
@@ -288,33 +263,16 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
         epochs=None if "total_episodes" in given else counted["num_train_epochs"],
         generations=int(counted["num_sample_generations"]),
         warmup_steps=counted["warmup_steps"],
-        save_steps=counted["save_steps"] or None if given.get("save_strategy", "steps") == "steps" else None,
-        notes=(*_used(given), *_warnings(given)),
+        notes=tuple(_notes(given)),
     )
 
 
-def _warned(given: Mapping[str, Any]) -> list[str]:
-    return [key for key, (harmless, _) in WARNED.items() if key in given and given[key] not in harmless]
-
-
-def _used(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line on fields taken unchanged, one on translated and one on ignored fields."""
-    warned = _warned(given)
-    hidden = {key for key, by in HIDDEN_BY.items() if by in given}
-    if "save_strategy" in warned:
-        hidden.add("save_steps")
-    kinds = {
-        "read as they are": [key for key in given if key not in FIELDS],
-        "translated": [f"{key} to {TRANSLATED[key][0]}" for key in given if key in TRANSLATED and key not in hidden],
-        "ignored, without effect here or in TRL's PPO": [
-            key for key in given if key in hidden or key in IGNORED or (key in WARNED and key not in warned)
-        ],
-    }
-    yield from (f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
-
-
-def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{key}: {WARNED[key][1]}" for key in _warned(given))
+def _notes(given: Mapping[str, Any]) -> Iterator[str]:
+    warned = [key for key, (harmless, _) in WARNED.items() if key in given and given[key] not in harmless]
+    ignored = [key for key in given if key in IGNORED or (key in WARNED and key not in warned)]
+    if ignored:
+        yield f"ignored, without effect here or in TRL's PPO: {', '.join(ignored)}"
+    yield from (f"{key}: {WARNED[key][1]}" for key in warned)
     if "optim" in given and given["optim"] not in (*ADAMW, *ADAMW_8BIT):
         yield "optim: not supported; AdamW is used"
     if "max_grad_norm" in given:

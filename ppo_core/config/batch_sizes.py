@@ -7,6 +7,7 @@ micro = P W, local = P G, batch = P G W, mini = batch / M.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
@@ -36,30 +37,18 @@ class BatchSizes:
         """One process's rows of an optimizer step."""
         return self.mini_batch_size // self.world_size
 
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """G: passes per device in one rollout batch (TRL's meaning)."""
-        return self.local_batch_size // self.per_device_train_batch_size
-
 
 DEFAULT_BATCH_SIZE = 64
 
 
-def resolve(
-    world_size: int,
-    *,
-    batch_size: int | None,
-    mini_batch_size: int | None,
-    num_mini_batches: int | None,
-    per_device: int | None,
-    accumulation: int | None,
-) -> BatchSizes:
-    """Return all sizes, derived from those that are given.
+def resolve(world_size: int, given: Mapping[str, Any]) -> BatchSizes:
+    """Return all sizes, derived from those of the given hyperparameters, by name, that are set.
 
     Raises ConfigError where two contradict each other, or with the nearest sizes where something does not divide.
     """
-    batch = _rollout_batch(world_size, batch_size, per_device, accumulation)
-    mini = _mini_batch(batch, mini_batch_size, num_mini_batches)
+    per_device = given["per_device_train_batch_size"]
+    batch = _rollout_batch(world_size, given["batch_size"], per_device, given["gradient_accumulation_steps"])
+    mini = _mini_batch(batch, given["mini_batch_size"], given["num_mini_batches"])
     require_divides("the number of processes", world_size, "mini_batch_size", mini)
     local_mini = mini // world_size
     per_device = min(per_device or local_mini, local_mini)

@@ -177,11 +177,7 @@ def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) ->
 
 
 def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> Range:
-    """Return the table `value` as a range of `hyper`; `where` names it in errors.
-
-    Raises:
-        ConfigError: an end is missing, is not valid, or does not fit the scale.
-    """
+    """Return the table `value` as a range of `hyper`, or raise ConfigError; `where` names it there."""
     require_known(value, ("low", "high", "scale"), f"{where}.")
     for key in ("low", "high"):
         if key not in value:

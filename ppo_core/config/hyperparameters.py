@@ -41,11 +41,10 @@ Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 # fmt: off
 @dataclass(frozen=True)
 class PPOConfig:
-    """One PPO run's hyperparameters, under TRL's names where TRL has the field.
+    """One PPO run's hyperparameters, under TRL's names where TRL has the field (`ppo_core.cli.trl` has the others).
 
-    A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly do nothing in an
-    online RL loop; `ppo_core.cli.trl` has the counterparts of those that do. Raises ConfigError for a value of the
-    wrong type or out of its valid range, and for a rule across fields that is broken.
+    Raises:
+        ConfigError: a value of the wrong type or out of its valid range, or a rule across fields that is broken.
     """
 
     total_episodes: int = hyper(100_000, "Total episodes",
@@ -53,8 +52,7 @@ class PPOConfig:
         heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     eval_every_episodes: int | None = hyper(None, "Evaluate every",
         "Episodes between evaluations on held-out prompts (also before the first and after the last update). Unset: "
-        "a tenth of total_episodes.",
-        source="PPO Tuner", unit="episodes", valid=AT_LEAST_ONE)
+        "a tenth of total_episodes.", source="PPO Tuner", unit="episodes", valid=AT_LEAST_ONE)
     seed: int = hyper(0, "Seed",
         "Decides every random draw of the run, regardless of chunking and the number of processes.",
         source=TRL, valid=Bounds(0, 2**32 - 1))
@@ -73,8 +71,7 @@ class PPOConfig:
         source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-6, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
         "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it. "
-        "With lr_controller = kl_step only the critic's.",
-        source=f"{TRL} (linear)")
+        "With lr_controller = kl_step only the critic's.", source=f"{TRL} (linear)")
     value_lr_scheduler_type: Schedule | None = hyper(None, "Value schedule",
         "Schedule of the critic's learning rate. Unset: lr_scheduler_type.",
         source="OpenRLHF and verl schedule the critic on its own")
@@ -96,8 +93,7 @@ class PPOConfig:
         source="OpenRLHF and verl clip each network on its own", valid=POSITIVE)
     skip_nonfinite_updates: bool = hyper(False, "Skip non-finite steps",
         "Skip an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
-        "weights.",
-        source="verl")
+        "weights.", source="verl")
     optim: Literal["adamw", "adamw_8bit"] = hyper("adamw", "Optimizer",
         "adamw: its two moments of each trained weight in float32. adamw_8bit: in 8 bits, a quarter of that; needs "
         "bitsandbytes (the extra quantized).",
@@ -135,8 +131,7 @@ class PPOConfig:
         source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     gradient_accumulation_steps: int | None = hyper(None, "Accumulation steps",
         "Forward and backward passes per device in one rollout batch (TRL's meaning); another way to state "
-        "batch_size.",
-        source=TRL, valid=AT_LEAST_ONE, fixed_by_checkpoint=COUNTED)
+        "batch_size.", source=TRL, valid=AT_LEAST_ONE, fixed_by_checkpoint=COUNTED)
     num_mini_batches: int | None = hyper(None, "Mini-batches",
         "Optimizer steps in one PPO epoch; another way to state mini_batch_size.",
         source=TRL, valid=AT_LEAST_ONE)
@@ -165,12 +160,10 @@ class PPOConfig:
     normalize_values: bool = hyper(True, "Normalise values",
         "The critic predicts returns less their running mean, over their running standard deviation, and its loss and "
         "cliprange_value are in these units, so that the reward's own unit and offset decide nothing. false: in "
-        "reward, as TRL.",
-        source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
+        "reward, as TRL.", source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
     cliprange_value: float | None = hyper(0.2, "Value clip range",
         "No gain from moving a value prediction further than this from the old one, in standard deviations of the "
-        "returns. Unset: no clip.",
-        source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
+        "returns. Unset: no clip.", source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
     vf_coef: float = hyper(0.1, "Value loss weight c1",
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
         source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
@@ -187,8 +180,7 @@ class PPOConfig:
         source="TRL GRPOConfig and RLOOConfig", unit="responses", valid=AT_LEAST_ONE,
         fixed_by_checkpoint="the place in the order of prompts is counted in groups of that many")
     gamma: float = hyper(1.0, "Discount γ",
-        "Discount per token. 1 for episodic text.",
-        source=TRL, valid=SHARE)
+        "Discount per token. 1 for episodic text.", source=TRL, valid=SHARE)
     lam: float | None = hyper(None, "GAE λ",
         "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages. Unset: 0.95, or "
         "1 - 1 / the mean length of the first batch's responses in tokens where that is more, so that a score reaches "
@@ -200,16 +192,14 @@ class PPOConfig:
         source="Yuan et al. 2025 (VC-PPO), arXiv 2503.01491; VAPO, arXiv 2504.05118; NeMo-RL", valid=SHARE)
     whiten_advantages: bool | None = hyper(None, "Whiten advantages",
         "Shift and scale the advantages of a rollout batch to mean 0 and variance 1 over its tokens. Unset: with gae"
-        " yes, with rloo and grpo no.",
-        source="TRL, OpenRLHF and verl do so with GAE")
+        " yes, with rloo and grpo no.", source="TRL, OpenRLHF and verl do so with GAE")
 
     kl_coef: float = hyper(0.05, "KL coefficient β",
         "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0))
     normalize_kl_coef: bool = hyper(False, "Normalise β",
         "kl_coef is in standard deviations of the first batch's scores per nat, so that the reward's own unit decides "
-        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.",
-        source="this project")
+        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.", source="this project")
     kl_target: float | None = hyper(None, "KL target",
         "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
@@ -270,8 +260,7 @@ class PPOConfig:
         "Largest number of new tokens in a response.",
         heading="Sampling", source=TRL, unit="tokens", valid=AT_LEAST_ONE)
     temperature: float = hyper(0.7, "Temperature",
-        "Divides the logits, both in sampling and in training.",
-        source=TRL, valid=POSITIVE)
+        "Divides the logits, both in sampling and in training.", source=TRL, valid=POSITIVE)
     top_p: float = hyper(1.0, "Top-p",
         "Sample only from the likeliest tokens that hold this much probability, and train that filtered policy. The "
         "reference is not filtered, so it adds up to -log(top_p) nats per token to the training KL, from the first "
@@ -283,11 +272,9 @@ class PPOConfig:
         source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=AT_LEAST_ONE)
     stop_token: Literal["eos", "none"] = hyper("eos", "Stop token",
         "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: they are "
-        "ordinary tokens.",
-        source=TRL)
+        "ordinary tokens.", source=TRL)
     stop_token_id: int | None = hyper(None, "Stop token id",
-        "A further token of the policy that ends a response, by id.",
-        source=TRL, valid=Bounds(0))
+        "A further token of the policy that ends a response, by id.", source=TRL, valid=Bounds(0))
     stop_strings: str | None = hyper(None, "Stop strings",
         "A text that ends a response, which keeps it; or several as a JSON list.",
         source="transformers GenerationConfig")
@@ -306,16 +293,13 @@ class PPOConfig:
         "adapters on the same weights.",
         source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     lora_r: int = hyper(16, "LoRA rank",
-        "Rank of the adapters.",
-        source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=ADAPTERS)
+        "Rank of the adapters.", source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=ADAPTERS)
     lora_alpha: int = hyper(32, "LoRA alpha",
         "The adapters' output is scaled by this over lora_r.",
-        source="TRL ModelConfig", valid=AT_LEAST_ONE,
-        fixed_by_checkpoint=SCALE)
+        source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=SCALE)
     lora_target_modules: str | None = hyper(None, "LoRA modules",
         "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
-        "architecture.",
-        source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
+        "architecture.", source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     use_rslora: bool = hyper(False, "rsLoRA",
         "Scale the adapters' output by lora_alpha over the square root of lora_r, so that a high rank learns as fast "
         "as a low one.",
@@ -327,8 +311,7 @@ class PPOConfig:
     load_in_4bit: bool = hyper(False, "4-bit weights",
         "Hold the frozen linear layers under the adapters, all but the head, in 4 bits (NF4, double quantisation): "
         "about a quarter of bfloat16's memory. They are also the reference. Needs use_peft, and bitsandbytes (the "
-        "extra quantized).",
-        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
+        "extra quantized).", source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     bf16: bool | None = hyper(None, "bfloat16",
         "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones are held in bfloat16. "
@@ -339,8 +322,7 @@ class PPOConfig:
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     attn_implementation: str | None = hyper(None, "Attention",
         "Which kernels compute the policy's attention, as transformers names them: sdpa, eager, flash_attention_2 and "
-        "others. Unset: transformers' choice.",
-        source="TRL ModelConfig; transformers")
+        "others. Unset: transformers' choice.", source="TRL ModelConfig; transformers")
     use_fsdp: bool = hyper(False, "FSDP",
         "With several processes, each holds a share of the weights, gradients and AdamW's moments (FSDP2) and gathers "
         "a layer's weights when it works: for full fine-tuning that is too large for one GPU. The same steps.",
@@ -381,21 +363,10 @@ class PPOConfig:
 
     def batch_sizes(self, world_size: int) -> BatchSizes:
         """Return the whole batch hierarchy for `world_size` processes, or raise ConfigError if it does not divide."""
-        return batch_sizes.resolve(
-            world_size,
-            batch_size=self.batch_size,
-            mini_batch_size=self.mini_batch_size,
-            num_mini_batches=self.num_mini_batches,
-            per_device=self.per_device_train_batch_size,
-            accumulation=self.gradient_accumulation_steps,
-        )
+        return batch_sizes.resolve(world_size, vars(self))
 
     def spread_over(self, world_size: int) -> "PPOConfig":
-        """Return the same run with a batch size independent of the number of processes, over which it must divide.
-
-        Raises:
-            ConfigError: its batch cannot be spread over that number of processes.
-        """
+        """Return the same run with a batch size that counts no processes; ConfigError if they cannot share it."""
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
             return self
@@ -476,8 +447,10 @@ class PPOConfig:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop strings, one by one."""
-        return _texts(self.stop_strings)
+        """The stop strings, one by one: a text, or, where it begins with [, a JSON list of texts."""
+        given = self.stop_strings or ""
+        texts = listed(given) or [] if given.startswith("[") else [given]
+        return tuple(texts) if all(texts) else ()
 
 
 def default_kl_step(iterations: int) -> float:
@@ -491,7 +464,6 @@ def default_lam(length: float) -> float:
 
 
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declarations(PPOConfig))
-"""Every hyperparameter by name, in the order of `PPOConfig`."""
 
 
 def require_name(name: str, where: str) -> Hyperparameter:
@@ -505,6 +477,8 @@ def require_name(name: str, where: str) -> Hyperparameter:
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam",
                  "value_lam", "gamma", "normalize_values")  # fmt: skip
+_MEMORY = ("local_rollout_forward_batch_size", "per_device_train_batch_size", "gradient_checkpointing", "use_fsdp",
+           "fsdp_reshard_after_forward")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
@@ -559,19 +533,11 @@ def _check(config: PPOConfig) -> None:
             raise ConfigError(f"use_fsdp is not allowed beside {name} = {str(other).lower()}: {why}")
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
-    _texts(config.stop_strings)
-
-
-def _texts(stop_strings: str | None) -> tuple[str, ...]:
-    """Split the stop strings: a text, or, where it begins with [, a JSON list of texts; none is empty."""
-    if stop_strings is None:
-        return ()
-    texts = listed(stop_strings) if stop_strings.startswith("[") else [stop_strings]
-    if texts and all(texts):
-        return tuple(texts)
-    raise ConfigError(
-        f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
-    )
+    if config.stop_strings is not None and not config.stop_texts:
+        given = config.stop_strings
+        raise ConfigError(
+            f'stop_strings = {given!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
+        )
 
 
 MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "lr_controller", "use_peft", "overlong_buffer")
@@ -601,13 +567,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return "a constant learning rate never falls"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
         return "it belongs to overlong_buffer; set that"
-    if name in (
-        "local_rollout_forward_batch_size",
-        "per_device_train_batch_size",
-        "gradient_checkpointing",
-        "use_fsdp",
-        "fsdp_reshard_after_forward",
-    ):
+    if name in _MEMORY:
         return "it decides memory, not the experiment"
     return None
 

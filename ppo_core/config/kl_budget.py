@@ -1,4 +1,4 @@
-"""KL budget of a run: evaluations within it, the best of them, and when KL left it. Never imports torch.
+"""KL budget of a run: evaluations within it, and the best of them. Never imports torch.
 
 All KL is exact eval KL in nats per response. A budget is compared with the bound KL + one standard error.
 """
@@ -15,15 +15,12 @@ Rank = tuple[float, float, int]
 
 
 def is_within(kl: float | None, kl_se: float | None, kl_budget: float) -> bool:
-    """Return True if an evaluation is within the budget: KL + one standard error <= budget.
-
-    An unknown standard error counts as 0. A KL that is not finite is never within.
-    """
+    """Return True if an evaluation is within the budget: `bound` <= budget."""
     return bound(kl, kl_se) <= kl_budget
 
 
 def bound(kl: float | None, kl_se: float | None) -> float:
-    """Return KL + one standard error: the lowest budget that the evaluation fits; infinity if there is none."""
+    """Return KL + one standard error, 0 if unknown: the lowest budget that fits; infinity for a KL not finite."""
     if kl is None or not math.isfinite(kl):
         return math.inf
     return kl + (kl_se if kl_se is not None and math.isfinite(kl_se) else 0.0)
@@ -69,17 +66,3 @@ def thinned(points: Sequence[Point], most: int, always: int | None = None) -> li
         gaps = {i: kept[i + 1].bound - lower[i] for i in range(len(kept) - 1) if kept[i].step != always}
         del kept[min(gaps, key=lambda i: gaps[i])]
     return kept
-
-
-def kl_excursion(within: Sequence[bool]) -> tuple[int, int | None] | None:
-    """Return which evaluation was the first over the budget, and which the first back within it for good.
-
-    None: none was over it. The second is None if the last evaluation is over it; the first is then where KL left the
-    budget for good.
-    """
-    over = [i for i, is_within in enumerate(within) if not is_within]
-    if not over:
-        return None
-    if over[-1] + 1 < len(within):
-        return over[0], over[-1] + 1
-    return next((i + 1 for i in reversed(range(len(within))) if within[i]), 0), None

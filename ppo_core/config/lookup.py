@@ -11,36 +11,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, cut, first_line, nearest
-
-_LONGEST_NAME = 255
-"""Bytes of a file's name."""
+from ppo_core.errors import PPOTunerError, TaskError, first_line, nearest
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other.
-
-    Raises:
-        ConfigError: no system can have such a path.
-    """
-    if "\0" in text or any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(text).parts):
-        raise ConfigError(f"{cut(text)} cannot be a path: a name in it has a NUL or over {_LONGEST_NAME} bytes")
+    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other."""
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def not_found(path: Path) -> str:
     """Return `x.toml not found in FOLDER`, the folder that a relative path begins at, with the nearest name there."""
-    place = "" if path.is_absolute() else f" in {Path.cwd()}"
+    below = "" if path.is_absolute() else f" in {Path.cwd()}"
     siblings = [item.name for item in path.parent.iterdir() if item.name != path.name] if path.parent.is_dir() else []
-    return f"{path} not found{place}{nearest(path.name, siblings)}"
+    return f"{path} not found{below}{nearest(path.name, siblings)}"
 
 
 def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:
-    """Return the module and the attribute's name of `module:attribute`, or raise `error`, which begins with `what`.
-
-    Raises:
-        PPOTunerError: there is no such module; `error` is its class, and `what` begins its message.
-    """
+    """Return the module and the attribute's name of `module:attribute`, or raise `error`, which begins with `what`."""
     name, _, attribute = path.partition(":")
     try:
         return importlib.import_module(name), attribute
@@ -65,10 +52,6 @@ def import_file(file: Path) -> ModuleType:
     """Return a Python file, run as a module of its own. Like a script, it may import its neighbours.
 
     The program that is running is not run again. Raises ImportError if it is no Python file, and what its code raises.
-
-    Raises:
-        ImportError: it is not a file, or not named as Python's are.
-        Exception: anything that the file's code raises.
     """
     file = file.resolve()
     program = sys.modules["__main__"]
@@ -94,7 +77,6 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MODEL_CONFIG_FILES = ("config.json", "adapter_config.json")
 """Files of which a saved model or adapter has one."""
 HUB_TIMEOUT_SECONDS = 5.0
-"""Timeout for the hub's answer."""
 
 
 def require_reachable(model: str, where: str) -> None:

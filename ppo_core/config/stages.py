@@ -15,13 +15,15 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import short
 from ppo_core.report import StepReport, Trainer
 
+MakeTrainer = Callable[[PPOConfig, Path | None], Trainer]
+"""Returns a trainer of a config, new or continuing from a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Stage:
     """An earlier stage of a run, ending with the iteration that reaches an episode."""
 
     values: Mapping[str, HyperValue]
-    """Its hyperparameters."""
     until_episode: int
     trial: int = field(compare=False)
     """The study's trial that has these values."""
@@ -39,25 +41,15 @@ class StagedTrainer:
     """
 
     def __init__(
-        self,
-        stages: Sequence[Stage],
-        config: PPOConfig,
-        make: Callable[[PPOConfig, Path | None], Trainer],
-        folder: Path,
-        resume_from: Path | None,
+        self, stages: Sequence[Stage], config: PPOConfig, make: MakeTrainer, folder: Path, resume_from: Path | None
     ) -> None:
-        """Create the trainer of the next stage, new or continuing from the checkpoint `resume_from`.
-
-        `stages` are the earlier ones, `config` is the last one's; `make` returns a trainer, new or from a checkpoint;
-        `folder` holds the run's checkpoints.
-        """
+        """Create the trainer of the next stage; `stages` come before `config`'s, `folder` holds the checkpoints."""
         reached = checkpoint.read_manifest(resume_from)["extra"][EPISODE] if stages and resume_from is not None else -1
         self._earlier = [stage for stage in stages if stage.until_episode > reached]
         self._last = config
         self._make = make
         self._folder = folder
         self.trainer = make(self.config, resume_from)
-        """Trainer of the current stage."""
 
     @property
     def config(self) -> PPOConfig:
@@ -69,7 +61,6 @@ class StagedTrainer:
         return bool(self._earlier) and report.episode >= self._earlier[0].until_episode
 
     def __iter__(self) -> Iterator[StepReport]:
-        """Yield one report per step, through all stages."""
         while True:
             for report in self.trainer:
                 yield report

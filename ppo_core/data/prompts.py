@@ -44,11 +44,7 @@ eval and test also a data file's path."""
 
 @dataclass(frozen=True)
 class PromptSource:
-    """A dataset of prompts.
-
-    Raises:
-        ConfigError: a field's value is not allowed; the message names the field and the allowed values.
-    """
+    """A dataset of prompts; ConfigError names a field whose value is not allowed, and the allowed ones."""
 
     path: str
     """A .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files, a folder that `datasets` saved, or a
@@ -153,7 +149,6 @@ class PromptRow:
     values: Mapping[str, Any] | None
     """Plain values by column; None if the row could not be read."""
     fault: str = ""
-    """Reason that it could not be read."""
 
 
 def plain(value: Any) -> Any:
@@ -195,11 +190,7 @@ class SplitPlan:
 
 
 def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
-    """Assign the dataset's splits to train, eval and test.
-
-    Raises:
-        TaskError: no split is called train and there are several.
-    """
+    """Assign the dataset's splits to train, eval and test; TaskError if there are several and none is called train."""
     named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
     pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
     taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
@@ -207,11 +198,7 @@ def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
 
 
 def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> Sequence[PromptRow]:
-    """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
-
-    Raises:
-        TaskError: there is no such split, or the text is not a split expression.
-    """
+    """Return the rows of "train", "train[:90%]" or "train+extra", as `datasets` writes splits, or raise TaskError."""
     for name in _split_names(spec, splits):
         if name not in splits:
             raise TaskError(
@@ -231,10 +218,8 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> Seq
 def draw(positions: Sequence[int], plan: SplitPlan, source: PromptSource) -> dict[str, list[int]]:
     """Return the pool's rows for train, in their own order, and for eval and test, in the order of the draw.
 
-    `positions` are the kept rows' positions in the pool; the results index them. A named split draws none.
-
-    Raises:
-        TaskError: the sizes take more rows than there are.
+    `positions` are the kept rows' positions in the pool; the results index them. A named split draws none. Raises
+    TaskError if the sizes take more rows than there are.
     """
     keys = np.random.Generator(np.random.Philox(source.seed)).random(max(positions, default=0) + 1)
     order, count = sorted(range(len(positions)), key=lambda i: float(keys[positions[i]])), len(positions)

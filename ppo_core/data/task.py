@@ -7,7 +7,7 @@ creates the models and prompts.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ppo_core.config.declare import HyperValue, Range
 from ppo_core.config.lookup import attribute_hint, import_module
@@ -24,7 +24,6 @@ class Prompt:
     text: str
     """The policy's input; for a chat, the messages under its tokenizer's chat template."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The row's other columns, for the reward."""
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat that `text` was made from: `role` and `content` each."""
 
@@ -56,25 +55,10 @@ class Scored:
     response are on the last token)."""
 
 
-class Reward(Protocol):
-    """Scores responses: finite numbers, higher is better."""
-
-    def __call__(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[str],
-        tokens: Sequence[Sequence[str]],
-        ended: Sequence[bool],
-    ) -> Scored:
-        """Score each response, given as text, as the texts of its tokens, and a flag that it ended by itself.
-
-        Otherwise it was cut at its maximum length. A special token that ended it, such as EOS, is not in its text.
-
-        Raises:
-            RewardError: a part cannot score; the message names the part and the sample.
-        """
-        ...
-
+Reward = Callable[[Sequence[Prompt], Sequence[str], Sequence[Sequence[str]], Sequence[bool]], Scored]
+"""Scores responses with finite numbers, higher is better, or raises RewardError: called with the prompts, the texts of
+the responses and of their tokens, and flags of those that ended by themselves; others were cut at the maximum length. A
+special token that ended one, such as EOS, is not in its text."""
 
 RewardKind = Literal["model", "function", "http"]
 TIMEOUTS: Mapping[RewardKind, float] = {"model": math.inf, "function": 300.0, "http": 30.0}
@@ -94,7 +78,7 @@ class RewardPart:
     weight: float = 1.0
     timeout: float | None = None
     """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS. After a call that
-    took longer, the function has as long again to show which sample does, or to answer."""
+    took longer, the function has as long again to show which sample does, and if none does, to answer."""
     retries: int = 2
     """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
     batch_size: int = 64

@@ -21,10 +21,10 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def command_prefix(alone: str) -> list[str]:
-    """Return the command prefix that starts as many processes on a host as this launch; `alone` starts one."""
+def command_prefix() -> list[str]:
+    """Return the command prefix that starts as many processes on a host as this launch."""
     here = os.environ.get("LOCAL_WORLD_SIZE", str(size()))
-    return ["torchrun", "--nproc_per_node", here] if size() > 1 else [alone]
+    return ["torchrun", "--nproc_per_node", here] if size() > 1 else ["python"]
 
 
 def fsdp() -> dict[str, Any]:

@@ -44,8 +44,7 @@ def first_from_any_rank(value: T | None) -> T | None:
 def drive(work: Callable[[], int]) -> int:
     """Run a program's `work` in all processes of its launch and return its result; rank 0 alone prints.
 
-    Raises:
-        ConfigError: the launcher asks for something unsupported.
+    Raises ConfigError if the launcher asks for something unsupported.
     """
     launched.require_known()
     if launched.size() == 1:

@@ -5,18 +5,15 @@ divided by) are computed through a world, so that they do not depend on how the 
 collective: every process calls the same ones in the same order, else the others wait. Tensors may be on any device,
 and results are on the same one.
 
-torchrun and `accelerate launch` tell each process of the others by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT (`ppo_core.distributed.launch`); torch.distributed is then started as accelerate would. Tensors are summed
-over NCCL on GPUs and gloo on CPUs; objects and yes-or-no questions use gloo.
+torch.distributed is started as accelerate would, by what the launcher says (`ppo_core.distributed.launch`). Tensors are
+summed over NCCL on GPUs and gloo on CPUs; objects and yes-or-no questions use a gloo group of their own.
 """
 
 import functools
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -25,76 +22,50 @@ from ppo_core.distributed import launch as launched
 from ppo_core.errors import ConfigError, PPOTunerError
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=365)
+"""How long processes wait for objects and answers: rank 0's work may take any time. For tensors torch's limit holds."""
 
 
-class World(Protocol):
-    """A process's connection to the others."""
+class World:
+    """A process's connection to the others; this one is of a process alone with its trial."""
 
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """This process's number, 0 to size - 1."""
-        ...
+    size = 1
+    rank = 0
+    """This process's number, 0 to size - 1."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes' tensors, of one shape and type; `tensor` is unchanged.
 
         The result is the same on all of them, bit for bit: they decide by it what to do next.
         """
-        ...
+        return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the rows of all processes along dimension 0, in the order of ranks; all have the same number."""
-        ...
+        return tensor
 
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
         """Return all processes' rows, in the order of ranks: any number of objects that pickle."""
-        ...
-
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value, any object that pickles; the others' is ignored."""
-        ...
-
-    def agree(self, yes: bool) -> bool:
-        """Return True if all processes say yes."""
-        ...
-
-
-@dataclass(frozen=True)
-class OneProcess:
-    """The world of a process alone with its trial."""
-
-    size: int = 1
-    rank: int = 0
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def gather_objects(self, rows: Sequence[T]) -> list[T]:
         return list(rows)
 
     def broadcast(self, value: T) -> T:
+        """Return rank 0's value, any object that pickles; the others' is ignored, and may wait for it for days."""
         return value
 
     def agree(self, yes: bool) -> bool:
+        """Return True if all processes say yes."""
         return yes
 
 
-ONE_PROCESS = OneProcess()
+ONE_PROCESS = World()
 
 
-class ProcessGroup:
+class ProcessGroup(World):
     """The world of torch.distributed's default group."""
 
     def __init__(self) -> None:
         self.size, self.rank = distributed.get_world_size(), distributed.get_rank()
+        self._patient = distributed.new_group(backend="gloo", timeout=PATIENCE)
 
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.clone()
@@ -109,27 +80,23 @@ class ProcessGroup:
 
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
         parts: list[list[T]] = [[]] * self.size
-        distributed.all_gather_object(parts, list(rows))
+        distributed.all_gather_object(parts, list(rows), self._patient)
         return [row for part in parts for row in part]
 
     def broadcast(self, value: T) -> T:
         box = [value]
-        distributed.broadcast_object_list(box)
+        distributed.broadcast_object_list(box, group=self._patient)
         return box[0]
 
     def agree(self, yes: bool) -> bool:
         answer = torch.tensor(int(yes))
-        distributed.all_reduce(answer, distributed.ReduceOp.MIN)
+        distributed.all_reduce(answer, distributed.ReduceOp.MIN, self._patient)
         return bool(answer)
 
 
 @functools.cache
 def init_process_group() -> World:
-    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
-
-    Raises:
-        ConfigError: the launcher asks for something unsupported.
-    """
+    """Return this process's world, meeting the others the first time; ConfigError: the launch is not supported."""
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS
@@ -171,48 +138,14 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
         return None, error
 
 
-WAIT = "wait"
-"""Broadcast by rank 0 while it has no answer yet."""
-WAIT_SECONDS = 60.0
-"""Interval at which rank 0 tells the others to wait on, well within torch's timeout of a collective call."""
-
-
 def run_on_rank_zero(world: World, work: Callable[[], T]) -> T:
-    """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
-
-    It may take any time, but must not call the world.
-    """
+    """Run `work`, however long, in rank 0; return its result in all processes, or raise our own error in all."""
     if world.size == 1:
         return work()
-    answer: Any = WAIT
-    if world.rank == 0:
-        with _others_waiting(world):
-            answer = _attempt(work)
-        world.broadcast(answer)
-    while answer == WAIT:
-        answer = world.broadcast(answer)
-    result, error = answer
+    result, error = world.broadcast(_attempt(work) if world.rank == 0 else (None, None))
     if error is not None:
         raise error
     return cast(T, result)
-
-
-@contextmanager
-def _others_waiting(world: World) -> Iterator[None]:
-    """Tell the other processes to wait until the work inside is done."""
-    done = threading.Event()
-
-    def tell() -> None:
-        while not done.wait(WAIT_SECONDS):
-            world.broadcast(WAIT)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -221,23 +154,3 @@ def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         return scalars
     total = world.sum(torch.stack([value.double() for value in scalars.values()]))
     return dict(zip(scalars, total.unbind(), strict=True))
-
-
-BUCKET = 2**24
-"""Numbers summed at once: enough for the network, and little beside the gradients themselves."""
-
-
-@torch.no_grad()
-def add_up_in_place(world: World, tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its sum over all processes, which have the same shapes in the same order."""
-    if world.size == 1:
-        return
-    bucket: list[Tensor] = []
-    for position, tensor in enumerate(tensors):
-        bucket.append(tensor)
-        is_last = position == len(tensors) - 1
-        if is_last or sum(each.numel() for each in bucket) + tensors[position + 1].numel() > BUCKET:
-            total = world.sum(torch.cat([each.flatten() for each in bucket]))
-            for each, part in zip(bucket, total.split([each.numel() for each in bucket]), strict=True):
-                each.copy_(part.view_as(each))
-            bucket = []

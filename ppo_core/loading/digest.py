@@ -98,13 +98,13 @@ _PLAIN = RewardPart("", "model", "")
 
 
 def _of_function(part: RewardPart) -> str:
-    place: str | None = part.where.rpartition(":")[0]
-    if str(place).endswith(PICKLE_SUFFIX):
-        place = str(source_file(Path(str(place))))
-    elif not str(place).endswith(FILE_SUFFIX):
+    source: str | None = part.where.rpartition(":")[0]
+    if str(source).endswith(PICKLE_SUFFIX):
+        source = str(source_file(Path(str(source))))
+    elif not str(source).endswith(FILE_SUFFIX):
         load_function(part)
-        place = inspect.getsourcefile(sys.modules[str(place)])
-    return part.where if place is None else _of_file(user_path(place))
+        source = inspect.getsourcefile(sys.modules[str(source)])
+    return part.where if source is None else _of_file(user_path(source))
 
 
 def _of_prompts(prompts: Iterable[Prompt]) -> str:

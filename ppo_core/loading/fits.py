@@ -7,7 +7,7 @@ the same time; the cache is that of the responses alone. Activations, logits and
 `ppo-tuner estimate` measures those.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from ppo_core.models.networks import (
     quiet_loading,
 )
 from ppo_core.models.quantized import moment_bytes
-from ppo_core.output import amount, short
+from ppo_core.output import amount
 from ppo_core.sampling.cuda_graphs import cast_products
 
 IN_4_BITS = 0.516
@@ -50,6 +50,10 @@ class Least:
     @property
     def total(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def tokens(self) -> int:
+        return self.config.batch_sizes(1).per_device_train_batch_size * self.config.response_length
 
 
 def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.device) -> Least:
@@ -89,11 +93,13 @@ def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.devic
 def _weights(models: Mapping[str, Sequence[nn.Module]], config: PPOConfig) -> dict[str, int]:
     """Return the size of the weights; a shared tensor counts once, so adapters cost only their own."""
     (reference,) = models["reference"]
-    packed = set(_matrices(cast(PreTrainedModel, reference).base_model)) if config.load_in_4bit else set()
+    modules = cast(PreTrainedModel, reference).base_model.modules() if config.load_in_4bit else ()
+    linear = [module for module in modules if isinstance(module, nn.Linear | Conv1D)]
+    packed = {p for module in linear for p in module.parameters(recurse=False)}
     counted: set[nn.Parameter] = set()
     sizes = {}
-    for part, held in models.items():
-        new = {p for model in held for p in model.parameters()} - counted
+    for part, owners in models.items():
+        new = {p for model in owners for p in model.parameters()} - counted
         sizes[part] = round(_size(new - packed) + IN_4_BITS * sum(p.numel() for p in new & packed))
         counted |= new
     return sizes
@@ -106,13 +112,6 @@ def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     model.eval().requires_grad_(False)
     follow_text(model)
     return model
-
-
-def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of linear layers, which 4 bits hold."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            yield from module.parameters(recurse=False)
 
 
 def _size(parameters: Iterable[nn.Parameter]) -> int:
@@ -131,8 +130,8 @@ def _numbers_kept(model: PreTrainedModel) -> int:
 
 def line(least: Least, room: Room) -> str:
     """Return a line with what a run needs at the least, and the device's memory."""
-    held = {"the process itself": room.process, **least.parts}
-    parts = ", ".join(f"{part} {amount(size)}" for part, size in held.items() if amount(size) != amount(0))
+    needed = {"the process itself": room.process, **least.parts}
+    parts = ", ".join(f"{part} {amount(size)}" for part, size in needed.items() if amount(size) != amount(0))
     return (
         f"needs at least {amount(least.total + room.process)} of memory ({parts}); {room.name} has "
         f"{amount(room.total)}, {amount(room.free)} of it free"
@@ -142,40 +141,25 @@ def line(least: Least, room: Room) -> str:
 def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Least, Room] | None:
     """Return what the largest of these runs needs at the least, and its room; `device` is one of `DEVICES`.
 
-    None if a model's shape cannot be read: loading it says why. Raises OutOfMemory if that run cannot fit.
+    None if a model's shape cannot be read: loading it says why.
 
     Raises:
         OutOfMemory: that run cannot fit.
         ConfigError: adapters or a critic that these models cannot have.
     """
     where = resolve_device(device)
-    place = room(where)
+    memory = room(where)
     try:
-        found = max((least(config, task, assets, where) for config in configs), key=_by_size)
-        if found.total + place.process > place.total:
-            raise OutOfMemory(_why_not(found, task, assets, where, place))
+        # By bytes, then by the response tokens of a pass with gradients.
+        found = max((least(config, task, assets, where) for config in configs), key=lambda run: (run.total, run.tokens))
+        if found.total + memory.process > memory.total:
+            unused = [name for name in ("use_peft", "bf16", "load_in_4bit") if not getattr(found.config, name)]
+            raise OutOfMemory(
+                f"at least {amount(found.total + memory.process)} do not fit into the {amount(memory.total)} of "
+                f"{memory.name}; what needs less: {', '.join([*unused, 'a smaller policy'])}"
+            )
     except (ConfigError, OutOfMemory):
         raise
     except Exception:  # libraries raise errors of many classes about missing, damaged or unknown files
         return None
-    return found, place
-
-
-def _by_size(run: Least) -> tuple[int, int]:
-    """Return what runs are compared by: bytes, then the response tokens of a pass with gradients."""
-    sizes = run.config.batch_sizes(world_size=1)
-    return run.total, sizes.per_device_train_batch_size * run.config.response_length
-
-
-def _why_not(needs: Least, task: Task, assets: TaskAssets, device: torch.device, place: Room) -> str:
-    """Return a line on a run that cannot fit, with the settings that make room."""
-    what = f"at least {amount(needs.total + place.process)} do not fit into the {amount(place.total)} of {place.name}"
-    changes: dict[str, Any] = {}
-    for name, value in (("use_peft", True), ("bf16", True), ("load_in_4bit", True)):
-        if getattr(needs.config, name) != value:
-            changes[name] = value
-            smaller = least(replace(needs.config, **changes), task, assets, device).total + place.process
-            if smaller <= place.total:
-                settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
-                return f"{what}; {settings} needs at least {amount(smaller)}"
-    return f"{what}; use a smaller policy, or a larger device"
+    return found, memory

@@ -28,11 +28,7 @@ TASK_PREFIX = "task:"
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` of a built-in task unchanged; or raise.
-
-    Raises:
-        ConfigError: see `model_place`; or the built-in task does not exist.
-    """
+    """Return the policy's absolute path or hub id, or an existing `task:NAME` unchanged, or raise ConfigError."""
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         return checks.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
@@ -50,11 +46,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
 
 
 def data_place(value: object, folder: Path, where: str) -> str:
-    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id; or raise.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist.
-    """
+    """Return a data file's or folder's absolute path or hub id; ConfigError for what looks like a path and is none."""
     text = checks.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)
@@ -106,11 +98,12 @@ def read_reward(value: object, folder: Path, where: str, running: Path | None = 
     Raises:
         ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
     """
-    many = isinstance(value, Sequence) and not isinstance(value, str)
-    values = list(value) if many else [value]  # type: ignore[call-overload]
-    if not values:
+    named = {where: value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        named = {f"{where}[{i}]": each for i, each in enumerate(value)}
+    if not named:
         raise ConfigError(f"{where} is empty; it needs at least one of: {_FORMS}")
-    parts = tuple(_part(each, folder, f"{where}[{i}]" if many else where, running) for i, each in enumerate(values))
+    parts = tuple(_part(each, folder, key, running) for key, each in named.items())
     name, count = Counter(part.name for part in parts).most_common(1)[0]
     if count > 1:
         raise ConfigError(f'{where}: two parts are called "{name}"; give each its own name')
@@ -141,7 +134,6 @@ _NUMBERS: Mapping[str, tuple[Callable[[object, Bounds | None, str], float], Boun
     "batch_size": (checks.integer, checks.AT_LEAST_ONE),
     "concurrency": (checks.integer, checks.AT_LEAST_ONE),
 }
-"""Checks of a reward part's numbers, with their bounds."""
 
 
 def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
@@ -200,8 +192,8 @@ def named_rewards(places: Sequence[str]) -> list[dict[str, str]]:
 
 def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
     """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called or unpickled."""
-    place = part.where.rpartition(":")[0]
-    if place.endswith(PICKLE_SUFFIX) or (running is not None and place == str(running)):
+    source = part.where.rpartition(":")[0]
+    if source.endswith(PICKLE_SUFFIX) or (running is not None and source == str(running)):
         return  # loaded by what trains, and by nothing that reads
     try:
         if part.kind == "function":

@@ -90,14 +90,6 @@ def require_room(config: PPOConfig, task: Task, shape: PretrainedConfig, longest
 
 def room_behind(shape: PretrainedConfig, longest: int) -> tuple[float, str]:
     """Return the most tokens of a response behind a prompt of so many, and why; infinity if unbounded."""
-    most, why = _most_tokens(shape)
-    room = most - longest
-    allowed = f"so at most {room:.0f}" if room > 0 else "which leaves no room; lower prompts.max_prompt_tokens"
-    return room, f"{why} and the longest prompt takes {longest}, {allowed}"
-
-
-def _most_tokens(shape: PretrainedConfig) -> tuple[float, str]:
-    """Return the maximum tokens of a prompt with its response, and the reason; infinity if unbounded."""
     config = shape.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     ropes = getattr(config, "rope_parameters", None) or {}  # one config, or one per kind of layer
@@ -106,19 +98,17 @@ def _most_tokens(shape: PretrainedConfig) -> tuple[float, str]:
         for rope in (ropes, *ropes.values())
         if isinstance(rope, Mapping) and rope.get("rope_type") == "longrope"
     ]
-    most = min(limits, default=math.inf)
+    most, why = min(limits, default=math.inf), f"the policy has {positions} positions"
     if most < positions:
         # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
-        return most, f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
-    return positions, f"the policy has {positions} positions"
+        why = f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
+    room = min(most, positions) - longest
+    allowed = f"so at most {room:.0f}" if room > 0 else "which leaves no room; lower prompts.max_prompt_tokens"
+    return room, f"{why} and the longest prompt takes {longest}, {allowed}"
 
 
 def _try(reward: FunctionReward, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Call a reward with prompts as their own responses; return a note if it raises, as it may on these alone.
-
-    Raises:
-        TaskError: it does not return a number for each.
-    """
+    """Call a reward with prompts as their responses; return a note if it raises; TaskError if it gives no numbers."""
     texts = [prompt.text if prompt.messages is None else prompt.messages[-1]["content"] for prompt in prompts]
     ids = [tokenised([text], tokenizer, special_tokens=False)[0] for text in texts]
     tokens = [[str(tokenizer.decode([token])) for token in row] for row in ids]

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ppo_core.config.lookup import attribute_hint, import_file, not_found, requi
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource, plain
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest, one_line, raised_at
 from ppo_core.loading.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.output import KL_UNIT, short, without_secrets
 
@@ -123,11 +122,8 @@ def budget_note(kl_budget: float, length: int) -> str | None:
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
     """Return the task of a table, named by the absolute path of its file, or raise TaskError that names file and key.
 
-    Args:
-        table: The keys of a task file; relative paths in it begin at the file's folder.
-        file: The file, by which other processes find the task again.
-        prefix: The text before a key in errors, such as `my/task.toml: `.
-        running: The Python file that is being run while its task is made.
+    Relative paths begin at the file's folder, and other processes find the task by it. `prefix` precedes a key in
+    errors (`my/task.toml: `); `running` is the Python file that is being run while its task is made.
     """
     try:
         return _task(table, file.absolute(), prefix, running)
@@ -172,11 +168,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         eval_response_length=sampling.response_length,
         eval_seed=checks.integer(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
-            where=prefix.rstrip(": "),
-            policy=policy,
-            rewards=rewards,
-            prompts=prompts,
-            eval_prompts=most_prompts,
+            where=prefix.rstrip(": "), policy=policy, rewards=rewards, prompts=prompts, eval_prompts=most_prompts
         ),
         places=(policy, *(without_secrets(part.where) for part in rewards), prompts.path),
     )
@@ -253,10 +245,7 @@ Function = Callable[..., Any]
 
 
 def is_task_path(name: str, folder: Path | None = None) -> bool:
-    """Return True if a task's name is a path: by its suffix, a separator, or a folder of that name.
-
-    Relative paths begin at `folder`, or at the working directory.
-    """
+    """Return True if a task's name is a path (from `folder` on): by suffix, separator, or a folder of that name."""
     if name.startswith(STATED):
         return False
     return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / user_path(name)).is_dir()
@@ -269,7 +258,12 @@ def read_task(name: str) -> Task:
         TaskError: there is none, or a key or value is not allowed; the message names file and key.
     """
     path = user_path(name)
-    file = _in_folder(path) if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        there = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+        if len(there) != 1:
+            raise TaskError(f"the folder {path} holds {'both' if there else 'neither'} of {', '.join(FOLDER_FILES)}")
+        file = there[0]
     if file.suffix not in SUFFIXES:
         if not path.exists():
             raise TaskError(f"task {not_found(path)}")
@@ -344,13 +338,6 @@ def _plain(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _in_folder(folder: Path) -> Path:
-    there = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
-    if len(there) != 1:
-        raise TaskError(f"the folder {folder} holds {'both' if there else 'neither'} of {', '.join(FOLDER_FILES)}")
-    return there[0]
-
-
 @functools.lru_cache(maxsize=32)
 def _read(shown: Path, file: Path, changed: int, size: int) -> Task:
     """Return the file's task. A study asks for it many times, and reading it runs Python of the user's."""
@@ -378,22 +365,13 @@ def _read_python(shown: Path, file: Path) -> Task:
     except PPOTunerError:
         raise
     except (Exception, SystemExit) as error:
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
-        reason = f"{type(error).__name__}: {' '.join(message.split())}"
-        raise TaskError(f"{shown}{_line(error, file)}: {reason}") from error
+        line = "" if isinstance(error, SyntaxError) else f" at {raised_at(error)}"
+        raise TaskError(f"{shown}: {one_line(error)}{line}") from error
     task = getattr(module, ATTRIBUTE, None)
     if isinstance(task, Task):
         return replace(task, name=str(file))
     hint = attribute_hint(module, Task, ATTRIBUTE)
     raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
-
-
-def _line(error: BaseException, file: Path) -> str:
-    """Return `, line N` of the file where the error arose, if known."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f", line {lines[-1]}" if lines else ""
 
 
 def get_task(name: AnyTask) -> Task:

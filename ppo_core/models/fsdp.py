@@ -28,11 +28,18 @@ from ppo_core.models.policy import TRUNK, ActorCritic
 T = TypeVar("T")
 
 
-def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> None:
-    """Spread a model's weights over the processes, layer by layer; ConfigError if the architecture has no known layers.
+def shard(network: ActorCritic, world: World, reshard_after_forward: bool) -> None:
+    """Spread both networks' weights over the processes, layer by layer, or raise ConfigError; value heads stay whole.
 
     `reshard_after_forward` drops a layer's weights between its forward and backward passes.
     """
+    for model in (network.policy, network.critic):
+        if model is not None:
+            _shard(cast(PreTrainedModel, model), world, reshard_after_forward)
+    network.is_sharded = True
+
+
+def _shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(f"use_fsdp is not allowed: {type(model).__name__} has no layers that could be sharded")

@@ -6,7 +6,7 @@ sums over tokens, so the work is simply repeated in smaller pieces, with the sam
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TypeVar, cast
 import psutil
 import torch
 
-from ppo_core.containers import memory_limits
 from ppo_core.distributed.world import World
 from ppo_core.errors import OutOfMemory, is_out_of_memory
 
@@ -155,9 +154,26 @@ def room(device: torch.device) -> Room:
         return Room("cuda", name, total, min(free, total), CUDA_CONTEXT)
     memory = psutil.virtual_memory()
     total, free = int(memory.total), int(memory.available)
-    for limit, used in memory_limits():
+    for limit, used in group_limits():
         total, free = min(total, limit), min(free, limit - used)
     return Room("cpu", "this machine", total, max(0, free), resident())
+
+
+CGROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def group_limits() -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of this process's control group (version 2) and its ancestors: all of them bind.
+
+    A container, a batch job or a service has them. Inside a container the named path may lie outside of what is
+    mounted; then the mount's own root is the group.
+    """
+    with suppress(OSError, StopIteration):  # not Linux, or version 1
+        path = next(line for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::/"))
+        group = CGROUPS / path.removeprefix("0::/")
+        for folder in (each for each in (group, *group.parents) if each.is_relative_to(CGROUPS)):
+            with suppress(OSError, ValueError):  # there is none: no file, or "max"
+                yield int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
 
 
 def resident() -> int:

@@ -70,22 +70,16 @@ class LanguageHead:
         """Return float32 logits at a temperature; `allowed` are each row's permitted tokens, None: all."""
         if not torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(self.module.weight.dtype)  # some trunks end in float32 whatever the weights are
-        folds = temperature != 1.0 and self._may_fold(hidden)
-        logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
+        logits: Tensor = self.module(hidden).float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        if temperature != 1.0 and not folds:
+        if temperature != 1.0:
             logits = logits / temperature
         if allowed is not None:
             logits = logits.masked_fill(~allowed.members(), FILTERED)
         return logits
-
-    def _may_fold(self, hidden: Tensor) -> bool:
-        """True if the temperature may divide the hidden states, which have far fewer numbers than the logits."""
-        is_linear = self.softcap is None and getattr(self.module, "bias", None) is None
-        return is_linear and hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
 
 
 def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
@@ -243,10 +237,7 @@ class ActorCritic(nn.Module):
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Enter the context of passes with gradients: checkpointed layers keep no activations.
-
-        Not for sampling, where such a layer would drop its KV cache.
-        """
+        """Enter the context of passes with gradients; in sampling a checkpointed layer would drop its KV cache."""
         for layer in self._recomputed:
             layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
@@ -268,12 +259,6 @@ class ActorCritic(nn.Module):
             output: Tensor = self.value_head(states.float()).squeeze(-1)
         return output
 
-    @property
-    def has_new_value_head(self) -> bool:
-        """True if the value head is still that of zeros that a new critic begins with."""
-        assert self.value_head is not None
-        return not any(bool(parameter.any()) for parameter in self.value_head.parameters())
-
     @torch.no_grad()
     def set_value_units(self, mean: float, std: float, *, keeps_values: bool = True) -> None:
         """Set `value_mean` and `value_std`, and rescale the head so that the values stay.
@@ -286,13 +271,6 @@ class ActorCritic(nn.Module):
             self.value_head.weight.mul_(ratio)
             self.value_head.bias.copy_(self.value_head.bias.double() * ratio + shift)
         self.value_mean, self.value_std = mean, std
-
-    def shard(self, how: Callable[[PreTrainedModel], None]) -> None:
-        """Spread the weights of both networks over processes; the small value heads stay whole."""
-        how(self.policy)
-        if self.critic is not None:
-            how(cast(PreTrainedModel, self.critic))
-        self.is_sharded = True
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Return the weights trained at `learning_rate`."""

@@ -39,15 +39,15 @@ def in_float32(models: Iterable[nn.Module]) -> Iterator[None]:
     weights = dict.fromkeys(weight for module in modules for weight in module.parameters(recurse=False))
     with ExitStack() as until_end, torch.no_grad():
         for layer in layers:
-            held = ExitStack()
+            widened = ExitStack()
 
-            def widen(module: nn.Module, inputs: Any, held: ExitStack = held) -> None:
-                held.enter_context(_widened(module.parameters()))
+            def widen(module: nn.Module, inputs: Any, widened: ExitStack = widened) -> None:
+                widened.enter_context(_widened(module.parameters()))
 
-            def narrow(module: nn.Module, inputs: Any, output: Any, held: ExitStack = held) -> None:
-                held.close()
+            def narrow(module: nn.Module, inputs: Any, output: Any, widened: ExitStack = widened) -> None:
+                widened.close()
 
-            until_end.callback(held.close)
+            until_end.callback(widened.close)
             until_end.callback(layer.register_forward_pre_hook(widen).remove)
             until_end.callback(layer.register_forward_hook(narrow).remove)
         until_end.enter_context(_widened(weight for weight in weights if id(weight) not in in_layers))

@@ -14,6 +14,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 import torch
 from torch import Tensor
@@ -141,10 +142,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequences:
-    """Return token lists as sequences without a response.
-
-    The padding is 0: only the mask is read, and the tokenizer's own pad id may be unknown to the model.
-    """
+    """Return token lists as sequences without a response; their padding is 0, since only the mask is read."""
     tokens = [torch.tensor(row) for row in rows]
     ids, mask = (
         pad_sequence(parts, batch_first=True, padding_side="left").to(device)
@@ -153,39 +151,16 @@ def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequence
     return Sequences(ids, mask, ids.shape[1])
 
 
-REPLACEMENT = "\ufffd"
-"""Character that tokenizers decode incomplete bytes to."""
-
-
 def response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
-    """Return the responses' texts, decoded with their prompts: decoded alone, one can lose its leading space."""
+    """Return the responses' texts, decoded with their prompts: decoded alone, one can lose its leading space.
+
+    What the response changes of its prompt's text, as a character that the prompt leaves unfinished, belongs to it.
+    """
     prompts, responses = sequences.prompt_tokens(), sequences.response_tokens()
     wholes = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     texts = (tokenizer.batch_decode(rows, skip_special_tokens=True) for rows in (prompts, wholes))
-    return tuple(_text_after(tokenizer, *row) for row in zip(prompts, responses, *texts, strict=True))
-
-
-def _text_after(
-    tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int], prompt_text: str, whole_text: str
-) -> str:
-    """Return a row's text after its prompt, whose end the response's first tokens may have changed.
-
-    A character that the prompt leaves unfinished belongs to the response. A response that begins with an incomplete
-    byte can spoil all bytes before it in one decoder (byte fallback): it is then decoded after less of the prompt.
-    """
-    if whole_text.startswith(prompt_text):
-        return whole_text[len(prompt_text) :]
-    finished = prompt_text.rstrip(REPLACEMENT)
-    if finished != prompt_text and whole_text.startswith(finished):
-        return whole_text[len(finished) :]
-    dropped = 1
-    while dropped < len(prompt):
-        context = prompt[:-dropped]
-        before, after = tokenizer.batch_decode([context, [*context, *response]], skip_special_tokens=True)
-        if before and not before.endswith(REPLACEMENT) and after.startswith(before):
-            return str(after[len(before) :])
-        dropped *= 2
-    return str(tokenizer.decode(response, skip_special_tokens=True))
+    pairs = [(len(commonprefix(pair)), pair[1]) for pair in zip(*texts, strict=True)]  # noqa: RUF071 - of characters
+    return tuple(whole[same:] for same, whole in pairs)
 
 
 class TokenTexts:
@@ -195,5 +170,4 @@ class TokenTexts:
         self._text = functools.cache(lambda token: str(tokenizer.decode([token])))
 
     def __call__(self, sequences: Sequences) -> list[list[str]]:
-        """Return the response tokens' texts, row by row."""
         return [list(map(self._text, tokens)) for tokens in sequences.response_tokens()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from ppo_core.data.task import Prompt
-from ppo_core.errors import RewardError, cut, one_line
+from ppo_core.errors import RewardError, cut
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number that is finite in float32, in which scores are learned from."""
@@ -21,12 +21,13 @@ def is_finite(number: float) -> bool:
 
 def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:
     """Return all columns of the prompts, in the order of first sight; `messages` if one is a chat."""
-    names: dict[str, None] = {}
-    for prompt in prompts:
-        names |= dict.fromkeys(prompt.columns)
-        if prompt.messages is not None:
-            names[MESSAGES] = None
-    return tuple(names)
+    return tuple(dict.fromkeys(name for prompt in prompts for name in _row(prompt)))
+
+
+def _row(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt's values by column."""
+    chat = {} if prompt.messages is None else {MESSAGES: [dict(message) for message in prompt.messages]}
+    return {**prompt.columns, **chat}
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,8 @@ class Batch:
 
     def columns(self, known: Sequence[str] = ()) -> dict[str, list[Any]]:
         """Return [B] values by column, of the rows' columns and the `known` ones; None if a row lacks one."""
-        names = dict.fromkeys((*known, *column_names(self.prompts)))
-        return {name: [_value(prompt, name) for prompt in self.prompts] for name in names}
-
-
-def _value(prompt: Prompt, name: str) -> Any:
-    if name == MESSAGES and prompt.messages is not None:
-        return [dict(message) for message in prompt.messages]
-    return prompt.columns.get(name)
+        rows = list(map(_row, self.prompts))
+        return {name: [row.get(name) for row in rows] for name in (*known, *column_names(self.prompts))}
 
 
 @dataclass(frozen=True)
@@ -88,13 +83,10 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
         RewardError: not one number that is finite in float32 for each response (or, dense, for each token of each
             response, and their sum).
     """
-    try:
-        rows = _plain(raw)
-        rows = [_plain(row) for row in rows] if isinstance(rows, list | tuple) else rows
-    except Exception as error:  # tensors without data, or of a layout that is not dense
-        raise RewardError(f"{who} gave {type(raw).__name__} that cannot be read: {one_line(error)}") from None
+    rows = _plain(raw)
     if not isinstance(rows, list | tuple):
         raise RewardError(f"{who} gave {cut(raw)}, not a list of one number per response")
+    rows = [_plain(row) for row in rows]
     if len(rows) != len(batch):
         where = batch.sample(min(len(rows), len(batch) - 1))
         nearby = f"the first without one is {where}" if len(rows) < len(batch) else f"the last is {where}"
@@ -122,7 +114,7 @@ def _token_scores(row: Any, batch: Batch, index: int, who: str) -> list[float]:
         raise RewardError(
             f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}; a list per response rewards its tokens"
         )
-    return [_number(_plain(value), f"for token {place} of {sample}", who) for place, value in enumerate(row)]
+    return [_number(_plain(value), f"for token {position} of {sample}", who) for position, value in enumerate(row)]
 
 
 def _number(value: Any, where: str, who: str) -> float:

@@ -4,27 +4,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
-from ppo_core.data.task import Prompt, RewardPart, Scored
+import torch
+from transformers import PreTrainedModel
+
+from ppo_core.data.task import Prompt, RewardKind, RewardPart, Scored
 from ppo_core.errors import RewardError
 from ppo_core.rewards.batch import Batch, PartScores, column_names, is_finite
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
-
-if TYPE_CHECKING:  # functions and endpoints need neither
-    import torch
-    from transformers import PreTrainedModel
-
-    from ppo_core.rewards.model import RewardModel
-
+from ppo_core.rewards.model import RewardModel
 
 Scorer = Callable[[Batch], PartScores]
 """Scores a batch of at least one response for one part."""
 
 
 def load_reward(
-    parts: Sequence[RewardPart], device: "torch.device", prompts: Iterable[Prompt] | None = None
+    parts: Sequence[RewardPart], device: torch.device, prompts: Iterable[Prompt] | None = None
 ) -> "WeightedSum":
     """Return the reward of the parts, loaded, with models on `device`.
 
@@ -34,17 +30,12 @@ def load_reward(
         TaskError: a part cannot be loaded.
     """
     columns = None if prompts is None else column_names(prompts)
-    return WeightedSum([(part, _load(part, device, columns)) for part in parts])
-
-
-def _load(part: RewardPart, device: "torch.device", columns: Sequence[str] | None) -> Scorer:
-    if part.kind == "function":
-        return FunctionReward(part, columns)
-    if part.kind == "http":
-        return EndpointReward(part)
-    from ppo_core.rewards.model import RewardModel
-
-    return RewardModel(part, device)
+    loads: dict[RewardKind, Callable[[RewardPart], Scorer]] = {
+        "function": lambda part: FunctionReward(part, columns),
+        "http": EndpointReward,
+        "model": lambda part: RewardModel(part, device),
+    }
+    return WeightedSum([(part, loads[part.kind](part)) for part in parts])
 
 
 class WeightedSum:
@@ -84,20 +75,16 @@ class WeightedSum:
         of_tokens = [_token_rewards(answers, row, len(tokens[row])) for row in range(len(batch))] if dense else None
         for row, total in enumerate(totals):
             if not all(map(is_finite, (total, *(of_tokens[row] if of_tokens else ())))):
-                largest = max(range(len(answers)), key=lambda place: abs(weighted[row][place]))
+                largest = max(range(len(answers)), key=lambda number: abs(weighted[row][number]))
                 raise RewardError(
                     f'reward part "{answers[largest][0].name}", times its weight, gave a number that is not finite in '
                     f"float32 for {batch.sample(row)}"
                 )
-        return Scored(
-            totals,
-            {part.name: answer.scores for part, answer in answers},
-            of_tokens,
-        )
+        return Scored(totals, {part.name: answer.scores for part, answer in answers}, of_tokens)
 
-    def reward_model(self) -> "PreTrainedModel | None":
+    def reward_model(self) -> PreTrainedModel | None:
         """Return the first part that is a model (its parameters take gradients): a critic may begin as a copy."""
-        return next((cast("RewardModel", scorer).model for part, scorer in self.parts if part.kind == "model"), None)
+        return next((scorer.model for _, scorer in self.parts if isinstance(scorer, RewardModel)), None)
 
 
 def _token_rewards(answers: Sequence[tuple[RewardPart, PartScores]], row: int, length: int) -> list[float]:

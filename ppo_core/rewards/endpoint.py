@@ -5,25 +5,22 @@
 
 `ended` is true for each response that ended by itself rather than being cut at response_length.
 
-One request per `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, takes longer
-than `timeout` as a whole, or is answered with 408, 425, 429 or 5xx, is sent again.
+One request per `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, waits longer
+than `timeout` for the server or its whole body, or is answered with 408, 425, 429 or 5xx, is sent again.
 """
 
 import base64
 import json
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPException, IncompleteRead
 from multiprocessing.pool import ThreadPool
-from threading import Event, Timer
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
-from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError, cut, one_line
@@ -49,80 +46,8 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-class _Call(Request):
-    """A POST that ends at its deadline, whatever it then waits for: urllib's timeout is one of a silence."""
-
-    def __init__(self, url: str, body: bytes, headers: dict[str, str], seconds: float) -> None:
-        super().__init__(url, body, headers, method="POST")
-        self.seconds = seconds
-        self._sockets: list[socket.socket] = []
-        self._is_late = Event()
-
-    def watch(self, connected: socket.socket) -> None:
-        """Shut this socket at the deadline."""
-        self._sockets.append(connected)
-        if self._is_late.is_set():
-            self._end()
-
-    @contextmanager
-    def within_deadline(self) -> Iterator[None]:
-        """Raise TimeoutError if what is done inside does not end in time."""
-        timer = Timer(self.seconds, self._end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except (OSError, HTTPException) as error:
-            if self._is_late.is_set():
-                raise TimeoutError from error
-            raise
-        finally:
-            timer.cancel()
-        if self._is_late.is_set():  # an answer without a length seems to end there
-            raise TimeoutError
-
-    def _end(self) -> None:
-        self._is_late.set()
-        for each in self._sockets:
-            with suppress(OSError):  # closed meanwhile
-                socket.socket.shutdown(each, socket.SHUT_RDWR)  # not TLS's own, which would wait
-
-
-class _Watched(AbstractHTTPHandler):
-    """A handler that gives a call its socket."""
-
-    def do_open(self, http_class: Any, req: Request, **http_conn_args: Any) -> HTTPResponse:
-        def connection(*args: Any, **options: Any) -> HTTPConnection:
-            made: HTTPConnection = http_class(*args, **options)
-            connect = made.connect
-
-            def watched() -> None:
-                connect()
-                if isinstance(req, _Call) and made.sock is not None:
-                    req.watch(made.sock)
-
-            made.connect = watched  # type: ignore[method-assign]
-            return made
-
-        return super().do_open(connection, req, **http_conn_args)
-
-
-class _WatchedHTTP(_Watched, HTTPHandler):
-    pass
-
-
-class _WatchedHTTPS(_Watched, HTTPSHandler):
-    pass
-
-
 class EndpointReward:
-    """A part that is an HTTP endpoint.
-
-    `sleep(seconds)` waits between attempts.
-
-    Raises:
-        TaskError: the URL cannot be used.
-    """
+    """A part that is an HTTP endpoint, or TaskError if its URL cannot be used; `sleep` waits between attempts."""
 
     def __init__(self, part: RewardPart, sleep: Callable[[float], object] = time.sleep) -> None:
         address = _split_url(part)
@@ -134,7 +59,7 @@ class EndpointReward:
         if address.username is not None:
             login = f"{unquote(address.username)}:{unquote(address.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        self._open = build_opener(_NoRedirects, _WatchedHTTP, _WatchedHTTPS).open
+        self._open = build_opener(_NoRedirects).open
         self._sleep = sleep
 
     def __call__(self, batch: Batch) -> PartScores:
@@ -174,9 +99,7 @@ class EndpointReward:
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                call = _Call(self._url, body, self._headers, self.part.seconds)
-                with call.within_deadline(), self._open(call, timeout=self.part.seconds) as response:
-                    return bytes(response.read())
+                return self._body(Request(self._url, body, self._headers, method="POST"))
             except HTTPError as error:
                 error.close()
                 problem, wait = f"answered {error.code} {error.reason}", error.headers.get("Retry-After", "")
@@ -190,6 +113,18 @@ class EndpointReward:
                 logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
                 self._sleep(pause)
         raise RewardOutage(f"{self.who} {problem}, after {pluralize(attempts, 'attempt')}") from cause
+
+    def _body(self, request: Request) -> bytes:
+        """Return the answer's body; TimeoutError if it is not whole in time, however steadily it comes."""
+        deadline, chunks = time.monotonic() + self.part.seconds, []
+        with self._open(request, timeout=self.part.seconds) as response:
+            while chunk := response.read1():
+                chunks.append(chunk)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+            if response.length:  # a read by pieces does not say that bytes are missing
+                raise IncompleteRead(b"", response.length)
+        return b"".join(chunks)
 
     def _trouble(self, error: OSError | HTTPException) -> str:
         reason = error.reason if isinstance(error, URLError) else error

@@ -15,15 +15,13 @@ all parts together, and so are the items of a list.
 """
 
 import asyncio
-import ctypes
 import functools
 import inspect
 import logging
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any, cast
@@ -46,27 +44,12 @@ class _TimeUp(BaseException):
     """A call takes too long. No Exception: rewards catch those of a sample that they cannot judge."""
 
 
-class _TimerEvent(ctypes.Structure):
-    """C's `sigevent`: a signal to the process, where `notify` is 0."""
-
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("rest", ctypes.c_char * 48),
-    )
-
-
-_LIBC = ctypes.CDLL(None)
-
-
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
 
-    A timer's signal does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. Linux has
-    timers beside the alarm, which is left to the user; elsewhere it is the alarm, and a function that sets its own has
-    no other limit. Only the main thread can be interrupted.
+    The system's alarm does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. A
+    function that sets the alarm itself has no other limit. Only the main thread can be interrupted.
     """
     if current_thread() is not main_thread():
         yield
@@ -77,33 +60,16 @@ def _time_limit(seconds: float) -> Iterator[None]:
             raise _TimeUp
 
     is_done = False
-    number = signal.SIGVTALRM if hasattr(_LIBC, "timer_create") else signal.SIGALRM
-    before = signal.signal(number, end)
-    stop = _start_timer(seconds) if number == signal.SIGVTALRM else _start_alarm(seconds)
+    handler = signal.signal(signal.SIGALRM, end)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         try:
             yield
         finally:
             is_done = True
     finally:
-        stop()  # first: its signal ends a process that does not handle it
-        signal.signal(number, before or signal.SIG_DFL)
-
-
-def _start_timer(seconds: float) -> Callable[[], object]:
-    """Have Linux send SIGVTALRM each time that the seconds pass, until what is returned is called."""
-    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
-    if _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
-        return lambda: None
-    every = divmod(round(seconds * 1e9), 10**9)
-    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
-    return lambda: _LIBC.timer_delete(timer)
-
-
-def _start_alarm(seconds: float) -> Callable[[], object]:
-    """Have the system send SIGALRM each time that the seconds pass, until what is returned is called."""
-    before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    return lambda: signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # first: its signal ends a process that does not handle it
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
 
 
 @functools.cache
@@ -134,10 +100,8 @@ async def _settled(raw: Any) -> Any:
 class FunctionReward:
     """A part that is a Python function.
 
-    Args:
-        part: Names the function.
-        columns: The dataset's columns where they are known; then the signature is checked at once, and a column that
-            no row of a batch has is still there, as Nones.
+    Where the dataset's `columns` are known the signature is checked at once, and a column that no row of a batch has is
+    still there, as Nones.
 
     Raises:
         TaskError: the function cannot be loaded, or asks for something that is not a column.
@@ -149,10 +113,9 @@ class FunctionReward:
         self.function = load_function(part)
         self.columns = () if columns is None else tuple(columns)
         self._parameters = _parameters(self.function, self.who)
-        functions = self.function, getattr(self.function, "__call__", None)  # noqa: B004
-        self._is_async = any(map(inspect.iscoroutinefunction, functions))
-        place = part.where.rpartition(":")[0]
-        self._folder = user_path(place).resolve().parent if place.endswith(FILE_SUFFIX) else None
+        self._is_async = any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
+        source = part.where.rpartition(":")[0]
+        self._folder = user_path(source).resolve().parent if source.endswith(FILE_SUFFIX) else None
         complaint = None if columns is None else self._lacking((*ALWAYS, *columns))
         if complaint:
             raise TaskError(complaint)
@@ -167,8 +130,8 @@ class FunctionReward:
         """Begin to score the batch, if the function is an `async def`; yield what returns the scores.
 
         Raises (and so does what is yielded):
-            RewardOutage: the function takes longer than its timeout. The sample is looked for, and where none alone
-                takes so long the batch is scored again, as long again in all.
+            RewardOutage: the function takes longer than its timeout. The sample is looked for, as long again, and where
+                none alone takes so long the batch is scored once more.
             RewardError: the function has an argument that is not a column, raises, or does not return numbers.
         """
         complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
@@ -192,18 +155,13 @@ class FunctionReward:
             problem = f"{self.who} gave no answer within {self.part.seconds:g} s"
         if begun is not None:
             begun.cancel()
-        row: int | None = 0
-        _leave_blocked_loop()
-        try:
-            with _time_limit(self.part.seconds):
-                for row in range(len(batch)):
-                    self._call(batch.rows(row, row + 1))
-                row = None
-                logger.warning("%s; on %s; once again", problem, self._blamed(batch, row))
+        row = self._culprit(batch)
+        problem = f"{problem}; on {self._blamed(batch, row)}"
+        if row is None:
+            logger.warning("%s; once again", problem)
+            with suppress(Exception, SystemExit, _TimeUp), _time_limit(self.part.seconds):
                 return self._call(batch)
-        except (Exception, SystemExit, _TimeUp) as error:
-            cause = None if isinstance(error, _TimeUp) else error
-            raise RewardOutage(f"{problem}; on {self._blamed(batch, row)}") from cause
+        raise RewardOutage(problem)
 
     async def _begin(self, batch: Batch) -> Any:
         with self._neighbours():
@@ -277,18 +235,14 @@ class FunctionReward:
 
 
 def load_function(part: RewardPart) -> Callable[..., Any]:
-    """Import the function that a part names.
-
-    Raises:
-        TaskError: there is no such file, module or function, or importing it fails.
-    """
+    """Import the function that a part names; TaskError if there is no such one, or importing it fails."""
     who = f'reward part "{part.name}"'
-    place, _, name = part.where.rpartition(":")
-    if not place or not name:
+    source, _, name = part.where.rpartition(":")
+    if not source or not name:
         raise TaskError(f"{who}: {part.where} is not a function such as my_package.rewards:score or rewards.py:score")
     try:
-        if place.endswith((FILE_SUFFIX, pickled.PICKLE_SUFFIX)):
-            path = user_path(place).resolve()
+        if source.endswith((FILE_SUFFIX, pickled.PICKLE_SUFFIX)):
+            path = user_path(source).resolve()
             if not path.is_file():
                 raise TaskError(f"{who}: file {not_found(path)}")
             if path.suffix == pickled.PICKLE_SUFFIX:
@@ -299,12 +253,12 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     except TaskError:
         raise
     except (Exception, SystemExit) as error:  # the user's module may raise any class
-        raise TaskError(f"{who}: importing {place} raised {one_line(error)}") from error
+        raise TaskError(f"{who}: importing {source} raised {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         hint = attribute_hint(module, FunctionType, name)
-        raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
-    return function  # type: ignore[no-any-return]
+        raise TaskError(f'{who}: {source} has no function "{name}"{hint}')
+    return cast(Callable[..., Any], function)
 
 
 def _parameters(function: Callable[..., Any], who: str) -> tuple[inspect.Parameter, ...]:

@@ -4,7 +4,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,9 +45,10 @@ class RewardModel:
         self._pad_id = _pad_id(self.model, self.tokenizer)
         self._longest = _positions(self.model, self.tokenizer)
         self._kwargs = part.chat_template_kwargs
-        self._endings = _Endings.of(self.tokenizer, self._kwargs) if part.append_eos else _Endings()
+        self._text_eos, self._chat_eos, self._chat_closing = list[int](), list[int](), ""
         if part.append_eos:
-            if self._endings.text_eos:
+            self._text_eos, self._chat_eos, self._chat_closing = _endings(self.tokenizer, self._kwargs)
+            if self._text_eos:
                 self._warn_once(f"{self.tokenizer.eos_token} is appended to responses that ended (see append_eos)")
             else:
                 logger.info("%s: no EOS is appended: the tokenizer does it", self.who)
@@ -101,7 +101,7 @@ class RewardModel:
         for chat in (False, True):
             rows = [row for row, is_chat in enumerate(chats) if is_chat == chat]
             texts = [self._chat(batch, row) if chat else batch.texts[row] + batch.responses[row] for row in rows]
-            eos = self._endings.chat_eos if chat else self._endings.text_eos
+            eos = self._chat_eos if chat else self._text_eos
             after = [eos if batch.ended[row] else [] for row in rows]
             encoded |= zip(rows, self._tokenise(texts, after, special_tokens=not chat), strict=True)
         return [encoded[row] for row in range(len(batch))]
@@ -110,7 +110,7 @@ class RewardModel:
         messages = [*(batch.prompts[row].messages or ()), {"role": "assistant", "content": batch.responses[row]}]
         try:
             text = rendered(messages, self.tokenizer, self._kwargs)
-            return text if batch.ended[row] else text.removesuffix(self._endings.chat_closing)
+            return text if batch.ended[row] else text.removesuffix(self._chat_closing)
         except Exception as error:  # templates raise errors of any class
             raise RewardError(
                 f"{self.who}: its chat template refuses {batch.sample(row)}: {one_line(error)}"
@@ -137,30 +137,18 @@ class RewardModel:
         return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Endings:
-    """Marks by which a reward model sees that a response ended; none by default."""
-
-    text_eos: list[int] = field(default_factory=list)
-    """Ids after a text whose response ended: EOS, or none."""
-    chat_eos: list[int] = field(default_factory=list)
-    """The same for a chat rendered by the template."""
-    chat_closing: str = ""
-    """The template's text after the last message, removed if the response was cut."""
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any]) -> "_Endings":
-        """Return the endings that a tokenizer needs."""
-        eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        closing = _chat_closing(tokenizer, chat_template_kwargs)
-        leaves_open = closing is not None and not closing.strip()
-        return cls([] if _closes_texts(tokenizer) else eos, eos if leaves_open else [], closing or "")
-
-
-def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return True if the tokenizer puts special tokens after every text."""
+def _endings(
+    tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any]
+) -> tuple[list[int], list[int], str]:
+    """Return how a response is seen to have ended: ids after a text and after a chat, EOS or none, and the template's
+    text after a chat's last message, which is removed if the response was cut.
+    """
+    eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    closing = _chat_closing(tokenizer, chat_template_kwargs)
+    leaves_open = closing is not None and not closing.strip()
     whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
-    return bool(whole[-1:] != bare[-1:])
+    closes_texts = whole[-1:] != bare[-1:]
+    return [] if closes_texts else eos, eos if leaves_open else [], closing or ""
 
 
 def _chat_closing(tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any]) -> str | None:

@@ -24,8 +24,7 @@ PICKLE_SUFFIX = ".pkl"
 def write(function: Callable[..., Any], folder: Path, where: str) -> str:
     """Pickle a function into a folder, unless it is there, and return its `where` as a reward: `file.pkl:name`.
 
-    Raises:
-        ConfigError: it holds something that cannot be pickled; `where` names it in the message.
+    Raises ConfigError, which begins with `where`, if it holds something that cannot be pickled.
     """
     import cloudpickle
 

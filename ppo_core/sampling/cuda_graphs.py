@@ -15,8 +15,6 @@ is less than twice what it uses, and the widest, which costs the most, reads no 
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import cast
 
@@ -152,7 +150,10 @@ class CapturedDecoding:
     def _step(self, rows: int) -> Tensor:
         self._mask.index_fill_(3, self._place, 0.0)
         mask = self._mask[:rows, :, :, : self._columns]
-        with _without_cast_cache(self._mask.device.type):
+        device = self._mask.device.type
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        # A graph must not read a cast made outside it.
+        with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
             logits = step_logits(
                 self._model, self._cache, self._ids[:rows], mask, self._positions[:rows], is_first=False
             )
@@ -200,14 +201,6 @@ class CapturedDecoding:
 def has_fixed_layers(model: PreTrainedModel) -> bool:
     """Return True if the model's only state per token is its keys and values."""
     return all(type(layer) is ReservedLayer for layer in reserved_cache(model, tokens=1).layers)
-
-
-@contextmanager
-def _without_cast_cache(device: str) -> Iterator[None]:
-    """Disable autocast's cache of casts: a graph must not read a cast made outside it."""
-    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-    with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
-        yield
 
 
 def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:

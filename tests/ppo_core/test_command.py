@@ -25,11 +25,11 @@ from ppo_core.cli.arguments import core_parser
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run
 from ppo_core.config import lookup
-from ppo_core.config.rates import usual_rate
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
 from ppo_core.errors import TaskError
 from ppo_core.loading.task_file import get_task
 from ppo_core.sampling.generation import Rollouts, TransformersGenerator
+from ppo_core.tasks.skeleton import usual_rate
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK
 
@@ -260,7 +260,6 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
     assert (values["eval_every_episodes"], values["warmup_ratio"]) == (8, pytest.approx(1 / 3))
     assert [step["step"] for step in data["steps"] if "eval/reward" in step] == [0, 1, 2, 3]
     assert "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied" in stderr
-    assert "translated: sft_model_path to policy, reward_model_path to reward" in stderr
 
 
 def test_a_tracker_that_fails_costs_the_run_nothing(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -78,3 +79,11 @@ def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
 def test_where_kl_left_the_budget_or_came_back_is_told(kls: tuple[float, ...], told: str | None) -> None:
     ending = judge([step(n, 1.0 + n, kl) for n, kl in enumerate(kls)], 5.0, None)
     assert ending.kl_course == told == asdict(ending)["kl_course"]
+
+
+@pytest.mark.parametrize(
+    ("signs", "steps"), [("...", []), ("..xx", [2]), (".x.xx", [3]), ("xx", [0]), (".x..", [1, 2]), (".x.x.", [1, 4])]
+)
+def test_kl_leaves_for_good_or_first_and_comes_back_last(signs: str, steps: list[int]) -> None:
+    lines = [step(n, 1.0, 9.0 if sign == "x" else 0.0) for n, sign in enumerate(signs)]
+    assert [int(found) for found in re.findall(r"step (\d+)", judge(lines, 5.0, None).kl_course or "")] == steps

@@ -11,7 +11,8 @@ from ppo_core.data.task import Prompts, TaskAssets
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.loading.fits import Least, largest, least
-from ppo_core.models.memory import Room
+from ppo_core.models import memory
+from ppo_core.models.memory import Room, group_limits
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import TINY_TASK, tiny_models
 from tests.ppo_core.test_networks import NETWORKS
@@ -65,7 +66,7 @@ def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
     assert small["optimizer moments"] < whole["optimizer moments"]
 
 
-@pytest.mark.parametrize(("spare", "words"), [(0, None), (-1, "use_peft = true needs at least"), (-(2**30), "smaller")])
+@pytest.mark.parametrize(("spare", "words"), [(0, None), (-1, "less: use_peft, bf16, load_in_4bit, a smaller policy")])
 def test_only_what_cannot_fit_is_refused(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, spare: int, words: str | None
 ) -> None:
@@ -88,3 +89,39 @@ def test_of_equal_weights_the_run_that_learns_from_more_tokens_is_largest(tiny_f
 
 def test_what_cannot_be_read_is_left_to_loading(tmp_path: Path) -> None:
     assert largest([CONFIG], TINY_TASK, assets(tmp_path / "none"), "cpu") is None
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "self")
+    return tmp_path / "cgroup"
+
+
+def limit(folder: Path, most: object, used: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+
+
+def test_the_control_group_and_all_above_it_bind(groups: Path) -> None:
+    (groups.parent / "self").write_text("0::/slurm/job_7/step_0\n")
+    limit(groups / "slurm", 64, 40)
+    limit(groups / "slurm/job_7", 8, 2)
+    limit(groups / "slurm/job_7/step_0", "max", 1)
+    limit(groups / "slurm/job_8", 1, 0)
+    assert list(group_limits()) == [(8, 2), (64, 40)]
+
+
+@pytest.mark.parametrize("path", ["", "../abc"])
+def test_a_container_that_sees_its_own_root_alone_reads_that(groups: Path, path: str) -> None:
+    (groups.parent / "self").write_text(f"0::/{path}\n")
+    limit(groups, 2, 1)
+    assert list(group_limits()) == [(2, 1)]
+
+
+@pytest.mark.parametrize("lines", [None, "4:memory:/docker/abc\n", "0::/\n"])
+def test_without_control_groups_nothing_binds(groups: Path, lines: str | None) -> None:
+    if lines is not None:
+        (groups.parent / "self").write_text(lines)
+    assert list(group_limits()) == []

@@ -105,7 +105,6 @@ def test_trl_hierarchy() -> None:
     sizes = config.batch_sizes(world_size=2)
     assert (sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (32, 64, 16)
     assert (sizes.local_mini_batch_size, sizes.num_mini_batches) == (8, 4)
-    assert sizes.gradient_accumulation_steps == 8
 
 
 def test_devices_that_do_not_divide_are_refused() -> None:

@@ -1,10 +1,10 @@
-"""Within the budget or not, the front, and when KL left: in literal numbers."""
+"""Within the budget or not, and the front: in literal numbers."""
 
 import math
 
 import pytest
 
-from ppo_core.config.kl_budget import Point, bound, front, is_within, kl_excursion, rank, thinned
+from ppo_core.config.kl_budget import Point, bound, front, is_within, rank, thinned
 
 NAN = math.nan
 
@@ -52,12 +52,3 @@ def test_a_front_is_thinned_where_it_is_the_densest() -> None:
         2: [4.0, 9.0],  # around 5.5 lie 4 and 9, around 4 lie 0 and 5.5
     }
     assert [point.bound for point in thinned(points, 3, always=2)] == [4.0, 5.0, 9.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "left", "back"),
-    [("...", None, None), ("..xx", 2, None), (".x.xx", 3, None), ("xx", 0, None), (".x..", 1, 2), (".x.x.", 1, 4), ("", None, None)],
-)  # fmt: skip
-def test_when_kl_left_the_budget_or_came_back(text: str, left: int | None, back: int | None) -> None:
-    found = kl_excursion([sign == "." for sign in text])  # `x` is over the budget
-    assert found == (None if left is None else (left, back))

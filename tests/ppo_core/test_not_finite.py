@@ -60,7 +60,7 @@ def sampled(logits: Tensor, **filters: Any) -> Tensor:
 
 
 def ratio_variance(ratio: float) -> float:
-    names = ("policy_tokens", "approx_kl", "clipped", "policy_loss", "ratio", "ratio_squared")
+    names = ("policy_tokens", "approx_kl", "clipped", "loss", "ratio", "ratio_squared")
     sums = {name: torch.tensor(1.0) for name in names} | {"ratio_squared": torch.tensor(ratio)}
     return UpdateStatistics(1, sums).metrics()["val/ratio_var"]
 

@@ -10,7 +10,7 @@ from ppo_core.data.prompt_files import read_prompts
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.errors import ConfigError, PPOTunerError, RewardError, TaskError
-from ppo_core.loading.task_file import get_task, read_table
+from ppo_core.loading.task_file import read_table
 from ppo_core.rewards.combined import load_reward
 from tests.ppo_core.conformance import small_policy
 
@@ -24,8 +24,6 @@ def told(error: pytest.ExceptionInfo[PPOTunerError], *words: str) -> None:
     ("source", "words"),
     [
         ("import sys\ndef f(responses): sys.exit('bye')", ("raised SystemExit: bye", "sample 0")),
-        ("import torch\ndef f(responses): return torch.ones(len(responses), device='meta')", ("cannot be read",)),
-        ("import torch\ndef f(responses): return torch.ones(len(responses)).to_sparse()", ("cannot be read",)),
         ("def f(responses): return [[1.0] for _ in responses]", ("1 numbers for the 2 tokens", "rewards its tokens")),
     ],
 )
@@ -48,8 +46,6 @@ def test_a_rewards_file_that_exits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.yaml", "lam: 0.9\nlam: 0.8\n", ("lam is given twice",)),
-        ("a.json", '{"lam": 0.9, "lam": 0.8}', ("lam is given twice",)),
         ("a.yaml", "a: b: c\n", ("not valid YAML", "line 1")),
     ],
 )
@@ -58,13 +54,6 @@ def test_a_config_file(tmp_path: Path, name: str, content: str, words: tuple[str
     with pytest.raises(ConfigError) as caught:
         parse_config(tmp_path / name)
     told(caught, name, *words)
-
-
-@pytest.mark.parametrize("text", ["a\0b.toml", f"x/{'a' * 300}.toml", "a" * 300])
-def test_a_path_that_cannot_be(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        get_task(text)
-    told(caught, "cannot be a path")
 
 
 @pytest.mark.parametrize(

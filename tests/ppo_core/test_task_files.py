@@ -279,12 +279,15 @@ def test_a_mistake_is_one_line_that_names_file_and_key(folder: Path, text: str, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import a_missing_library\n", "task.py, line 1: ModuleNotFoundError: No module named 'a_missing_library'"),
-        ("x = 1\nTASK = = 3\n", "task.py, line 2: SyntaxError: invalid syntax"),
-        ("raise SystemExit('enough')\n", "task.py, line 1: SystemExit: enough"),
+        (
+            "import a_missing_library\n",
+            "task.py: ModuleNotFoundError: No module named 'a_missing_library' at .*/task.py:1$",
+        ),
+        ("x = 1\nTASK = = 3\n", r"task.py: SyntaxError: invalid syntax \(task.py, line 2\)"),
+        ("raise SystemExit('enough')\n", "task.py: SystemExit: enough at .*/task.py:1$"),
         ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it defines none"),
         (PYTHON.replace("TASK =", "TSAK ="), "task.py: a task file defines TASK, .*; it has: TSAK"),
-        (PYTHON.replace("kl_budget=4", "kl_budgt=4"), "task.py, line 7: TypeError: .*kl_budgt"),
+        (PYTHON.replace("kl_budget=4", "kl_budgt=4"), "task.py: TypeError: .*kl_budgt.* at .*/task.py:7$"),
         (
             PYTHON.replace("kl_budget=4", "kl_budget=-4"),
             "task.py: kl_budget = -4 is not allowed; expected a number over 0",

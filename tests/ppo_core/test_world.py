@@ -1,6 +1,6 @@
 """What is of the whole rollout batch does not depend on how many processes hold its rows."""
 
-import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,12 +11,11 @@ from torch import Tensor
 from ppo_core import PPOConfig
 from ppo_core.algorithm.advantages import masked_var, masked_whiten
 from ppo_core.algorithm.experience import build_experience, critic_metrics, part_metrics, rollout_metrics, token_kl
-from ppo_core.algorithm.optim import Optimizers, StepNorms
+from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.scores import Normalization, RewardStatistics, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.data.task import Prompt, Scored
-from ppo_core.distributed import world as worlds_module
-from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, run_on_rank_zero
+from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero
 from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -26,7 +25,7 @@ from ppo_core.models.sequences import Sequences
 from ppo_core.sampling.generation import Rollouts
 from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
-from tests.ppo_core.worlds import Result, ThreadWorld, run_gloo, run_threads
+from tests.ppo_core.worlds import run_gloo, run_threads
 
 # Conformance
 
@@ -63,23 +62,16 @@ def test_an_error_of_ours_in_rank_0_is_raised_in_all_and_they_stay_in_step() -> 
     assert run_threads(2, decide) == ["no such flag"] * 2
 
 
-def test_the_others_are_told_to_wait_for_as_long_as_rank_0_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds_module, "WAIT_SECONDS", 0.01)
-    told = threading.Semaphore(0)
+def test_the_others_wait_for_as_long_as_rank_0_takes() -> None:
+    assert run_gloo(2, _after_torchs_limit, seconds=2) == [7, 7]
 
-    class Listening(ThreadWorld):
-        def broadcast(self, value: Result) -> Result:
-            found = super().broadcast(value)
-            if self.rank == 1 and found is WAIT:
-                told.release()
-            return found
 
-    def decide(world: World) -> bool:
-        assert isinstance(world, ThreadWorld)
-        world = Listening(world.meeting, world.rank)
-        return run_on_rank_zero(world, lambda: all(told.acquire(timeout=60) for _ in range(3)))
+def _after_torchs_limit(world: World) -> int:
+    def work() -> int:
+        time.sleep(4)
+        return 7
 
-    assert run_threads(2, decide) == [True, True]
+    return run_on_rank_zero(world, work)
 
 
 # A batch spread over two processes is as the whole
@@ -203,9 +195,9 @@ def test_gradients_of_all_processes_add_up_to_the_whole_mini_batchs(tiny: TaskMo
         assert found == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
-def _noted(network: ActorCritic, into: dict[str, Tensor]) -> StepNorms:
+def _noted(network: ActorCritic, into: dict[str, Tensor]) -> dict[str, Tensor]:
     into |= {name: p.grad.clone() for name, p in network.trained().items() if p.grad is not None}
-    return StepNorms(torch.zeros(()), torch.zeros(()))
+    return {"policy_norm": torch.zeros(()), "value_norm": torch.zeros(())}
 
 
 # Memory

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class ThreadWorld:
+class ThreadWorld(World):
     """One of several threads."""
 
     meeting: Meeting
@@ -49,7 +50,7 @@ class ThreadWorld:
         return found
 
     def sum(self, tensor: Tensor) -> Tensor:
-        return torch.stack(self._everyones(tensor)).sum(0)
+        return torch.stack(self._everyones(tensor.clone())).sum(0)
 
     def gather(self, tensor: Tensor) -> Tensor:
         return torch.cat(self._everyones(tensor))
@@ -85,16 +86,17 @@ def run_threads(n: int, function: Callable[[World], Result]) -> list[Result]:
     return [future.result() for future in futures]
 
 
-def run_gloo(n: int, function: Callable[[World], Result]) -> Sequence[Result]:
-    """Return what the function, one of a module, returns in each of `n` processes."""
+def run_gloo(n: int, function: Callable[[World], Result], seconds: float = 600) -> Sequence[Result]:
+    """Return what the function, one of a module, returns in each of `n` processes; `seconds` is torch's time limit."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_in_gloo, (n, function, folder), nprocs=n)
+        multiprocessing.spawn(_in_gloo, (n, function, folder, timedelta(seconds=seconds)), nprocs=n)
         return [torch.load(Path(folder) / str(rank), weights_only=True) for rank in range(n)]
 
 
-def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str) -> None:
+def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str, limit: timedelta) -> None:
     torch.set_num_threads(1)
     os.environ.update(WORLD_SIZE=str(n), RANK=str(rank), LOCAL_RANK=str(rank))
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=n)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=n, timeout=limit)
     torch.save(function(init_process_group()), Path(folder) / str(rank))
     distributed.destroy_process_group()

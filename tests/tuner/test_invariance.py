@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ppo_core.report import StepReport
+from tests.tuner.absolute_constants import constants
 from tests.tuner.trial_rows import make_spec, trial_row
-from tools.absolute_constants import constants
 from tuner.judge.best import best_trial
 from tuner.judge.diagnose import NEEDED, Course, diagnose
 from tuner.judge.guard import GuardState, WatchState, check_step, watch
@@ -238,7 +238,7 @@ def test_a_run_that_is_on_course_at_6_percent_has_no_small_updates(iterations: i
 
 
 def test_the_numbers_of_judge_and_search_that_have_a_tasks_unit_are_these() -> None:
-    """`python -m tools.absolute_constants` lists them; all others are shares of something."""
+    """`python -m tests.tuner.absolute_constants` lists them; all others are shares of something."""
     found: Sequence[Any] = list(constants())
     assert [one.where for one in found if one.doc is None] == [], "a number without a description"
     assert {one.where.removeprefix("tuner.") for one in found if one.is_absolute} == {

@@ -12,13 +12,12 @@ from safetensors.torch import load_file
 
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.config.rates import count_weights, usual_rate
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.loading.load import load_task
 from ppo_core.loading.task_file import Preparation, get_task
 from ppo_core.tasks.arithmetic.reward import exact
-from ppo_core.tasks.skeleton import example_note
+from ppo_core.tasks.skeleton import count_weights, example_note, usual_rate
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import small_policy
 from tests.tuner.invoke import Invoke, one_error

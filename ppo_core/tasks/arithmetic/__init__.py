@@ -53,4 +53,3 @@ TASK = Task(
     eval_seed=20_250_312,
     prepare=prepare,
 )
-"""The task's declaration."""

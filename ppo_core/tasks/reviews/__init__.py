@@ -57,4 +57,3 @@ TASK = Task(
     eval_seed=20_240_608,
     prepare=prepare,
 )
-"""The task's declaration."""

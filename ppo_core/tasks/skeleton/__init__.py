@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 import tomli_w
+from huggingface_hub import get_safetensors_metadata
+from safetensors import safe_open
 
 from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
-from ppo_core.config.rates import CRITIC, count_weights, usual_rate
 from ppo_core.data.task import OnProgress, Task
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.loading.parts import TASK_PREFIX, data_place, named_rewards, policy_place, read_reward
@@ -57,16 +58,8 @@ def write(
     it is read: what cannot be trained is refused, and the response length fits. Paths are relative to the working
     directory.
 
-    Args:
-        folder: The folder to write.
-        policy: A model's folder; a hub id; or `task:NAME`.
-        rewards: Each a model, a function or a URL; empty: the example.
-        prompts: A file, a folder or a hub id; None: the example.
-        prompt_column: The column with the prompts.
-        kl_budget: In nats per response; None: what is usual.
-        hyperparameters: Values over those that suit the policy's size.
-        device: The study's; None: the first there is.
-        progress: Told what is found in one's own prompts.
+    `rewards` and `prompts` are named as in a task file; without both they are the example. `kl_budget` is in nats per
+    response, `hyperparameters` replace what suits the policy's size, and `device` is the study's.
 
     Raises:
         TaskError: the folder's name is not allowed, the folder is not empty or cannot be written, or prompts or rewards
@@ -77,8 +70,8 @@ def write(
     _require_free(folder)
     if bool(rewards) != (prompts is not None):
         raise ConfigError("--reward and --prompts are given together, or neither: without them both are an example")
-    place = policy_place(policy, Path.cwd(), "--policy")
-    values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
+    path = policy_place(policy, Path.cwd(), "--policy")
+    values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(path), **_suited(path)}
     if kl_budget is not None:
         values |= {"kl_budget": kl_budget, "kl_limit": KL_LIMIT * kl_budget, "kl_target": KL_TARGET * kl_budget}
     if prompts is not None:
@@ -88,7 +81,7 @@ def write(
     values["more"] = tomli_w.dumps({key: value for key, value in top.items() if value is not None})
     texts = {name: _template(name) for name in (_TEMPLATES if prompts is None else _FILES)}
     texts |= {name: text.format(**values) for name, text in texts.items() if name in _FILLED}
-    suited = reference(place, reference_values.get("batch_size"))
+    suited = reference(path, reference_values.get("batch_size"))
     texts[_TASK] = _with_reference(texts[_TASK], merged(suited, reference_values))
     if prompts is not None:
         wanted = None if "response_length" in reference_values else PPOConfig.response_length
@@ -104,10 +97,10 @@ def write(
 def _own(rewards: Sequence[str], prompts: str, column: str | None) -> dict[str, str]:
     """Return the task file's values of one's own rewards and prompts."""
     parts = read_reward(named_rewards(rewards), Path.cwd(), "--reward")
-    places = [f'{{ where = "{_toml(part.where)}", name = "{part.name}" }}' for part in parts]
+    tables = [f'{{ where = "{_toml(part.where)}", name = "{part.name}" }}' for part in parts]
     path = f'"{_toml(data_place(prompts, Path.cwd(), "--prompts"))}"'
     return {
-        "reward": f'"{_toml(parts[0].where)}"' if len(parts) == 1 else f"[{', '.join(places)}]",
+        "reward": f'"{_toml(parts[0].where)}"' if len(parts) == 1 else f"[{', '.join(tables)}]",
         "prompts": path if column is None else f'{{ path = {path}, column = "{_toml(column)}" }}',
         "example": "",
     }
@@ -131,18 +124,14 @@ def _with_reference(text: str, wanted: Mapping[str, HyperValue]) -> str:
 def _fitted(text: str, folder: Path, wanted: int | None, progress: OnProgress) -> str:
     """Return a task file's text with the wanted response length, or less if that does not fit; None: as it says.
 
-    What is on another machine is not read.
-
-    Raises:
-        ConfigError: the length that it states does not fit.
-        TaskError: prompts or rewards cannot be trained on.
+    What is on another machine is not read; errors are `write`'s.
     """
     from ppo_core.loading import ready  # it loads torch
 
     task = read_table(tomllib.loads(text), folder / _TASK, "")
     parts = task.prepare
     assert isinstance(parts, Preparation)
-    if not all(Path(place).exists() for place in (parts.prompts.path, *(model for _, model in parts.models))):
+    if not all(Path(path).exists() for path in (parts.prompts.path, *(model for _, model in parts.models))):
         return text
     assets = task.prepare(progress)
     length = task.eval_response_length
@@ -183,8 +172,8 @@ def example_note(task: Task) -> str | None:
         return None
     reward = _template("reward.py")
     functions = [part.where.rpartition(":")[0] for part in prepare.rewards if part.kind == "function"]
-    places = [(Path(place), reward) for place in functions] + [(Path(prepare.prompts.path), "".join(_rows()))]
-    unchanged = [path.name for path, example in places if path.is_file() and path.read_bytes() == example.encode()]
+    examples = [(Path(file), reward) for file in functions] + [(Path(prepare.prompts.path), "".join(_rows()))]
+    unchanged = [path.name for path, example in examples if path.is_file() and path.read_bytes() == example.encode()]
     if not unchanged:
         return None
     names = " and ".join(dict.fromkeys(unchanged))
@@ -209,7 +198,7 @@ def _suited(policy: str) -> dict[str, object]:
             "size": "usual for a small policy",
             "range": "low = 3e-5, high = 3e-3",
         }
-    weights = count_weights(_folder(policy))
+    weights = count_weights(policy)
     rate = usual_rate(weights or BILLION)
     return _EXAMPLE | {
         "example": "EXAMPLE, put your own here: ",
@@ -224,11 +213,40 @@ def _suited(policy: str) -> dict[str, object]:
     }
 
 
-def _folder(policy: str) -> str:
-    """Return where a policy's weights lie; a built-in task's are shipped."""
+CRITIC = 5.0
+"""The critic's rate, in times the policy's."""
+
+
+def usual_rate(weights: int) -> float:
+    """Return the usual learning rate of a policy of so many weights, to one digit; adapters bear ten times as much.
+
+        1e-6 · (1e9 / weights)^(2/3)
+
+    Published PPO runs of full weights used 1e-6 at 0.5 to 3 billion (Open-Reasoner-Zero, arXiv 2503.24290), 3e-7 at 8
+    and 1e-7 at 70 (Tülu 3, arXiv 2411.15124), 4e-7 at 13 (OLMo 2, arXiv 2501.00656): the line meets them within a
+    factor of 2, and so it does the rate of this project's policies of 0.4 million, 2e-4. Of adapters: Schulman et al.
+    2025, "LoRA Without Regret".
+    """
+    return float(f"{1e-6 * (1e9 / weights) ** (2 / 3):.0e}")
+
+
+def count_weights(policy: str) -> int | None:
+    """Return the number of weights in a model's folder, of a hub id or of `task:NAME`.
+
+    None where there is no safetensors file, or the hub cannot be reached.
+    """
     if policy.startswith(TASK_PREFIX):
-        return get_task(policy.removeprefix(TASK_PREFIX)).prepare(None).policy
-    return policy
+        policy = get_task(policy.removeprefix(TASK_PREFIX)).prepare(None).policy
+    try:
+        if not Path(policy).is_dir():
+            return sum(get_safetensors_metadata(policy).parameter_count.values()) or None
+        count = 0
+        for path in Path(policy).glob("*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        return count or None
+    except Exception:  # of the hub's HTTP library, its own, or of a file that is none
+        return None
 
 
 def _response_length(policy: str) -> int:

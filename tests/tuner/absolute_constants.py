@@ -1,6 +1,6 @@
 """List the constants of the judge and the search that are in nats, reward, tokens or iterations, not shares of a task.
 
-    python -m tools.absolute_constants
+    python -m tests.tuner.absolute_constants
 
 A task's rewards, lengths, iterations and KL budget come in any unit, so whatever decides about trials is a share of
 them. What is left is declared with its unit and the reason.
@@ -36,7 +36,7 @@ class Constant(NamedTuple):
 
 def constants() -> Iterator[Constant]:
     """Yield the numbers that are constants of modules, or defaults of classes, and the limits of the rules."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent.parent
     for path in sorted(path for pattern in FILES for path in root.glob(pattern)):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         module = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
