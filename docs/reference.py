@@ -219,7 +219,8 @@ REWARD_KEYS = {
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
     "timeout": "seconds: of a request to a URL 30, of a function's call 300, and then as many again to find the sample "
     "that takes so long and, if none does, to score the batch once more. A function is interrupted wherever it hangs, "
-    "by the system's alarm, so one that sets its own has no other limit",
+    "by a signal: on Linux beside any alarm of its own; on macOS by the alarm, so one that sets its own has no other "
+    "limit",
     "retries": "further attempts of a request to a URL, 2 unless given; then a study "
     "[waits](running.md#when-something-fails). Keep all attempts under what a step may take (`[workers]`)",
     "batch_size": "responses in a request to a URL",

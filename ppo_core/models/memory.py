@@ -163,17 +163,25 @@ CGROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def group_limits() -> Iterator[tuple[int, int]]:
-    """Yield limit and use, in bytes, of this process's control group (version 2) and its ancestors: all of them bind.
+    """Yield limit and use, in bytes, of this process's control group and its ancestors: all of them bind.
 
-    A container, a batch job or a service has them. Inside a container the named path may lie outside of what is
-    mounted; then the mount's own root is the group.
+    A container, a batch job or a service has them. Of version 1 it is the group of the controller `memory`, where a
+    very large limit stands for none. Inside a container the named path may lie outside of what is mounted; then the
+    mount's own root is the group.
     """
-    with suppress(OSError, StopIteration):  # not Linux, or version 1
-        path = next(line for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::/"))
-        group = CGROUPS / path.removeprefix("0::/")
-        for folder in (each for each in (group, *group.parents) if each.is_relative_to(CGROUPS)):
-            with suppress(OSError, ValueError):  # there is none: no file, or "max"
-                yield int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
+    with suppress(OSError):  # not Linux
+        for line in OWN_GROUP.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            mount, names = CGROUPS, ("memory.max", "memory.current")
+            if "memory" in controllers.split(","):
+                mount, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            elif number != "0":
+                continue
+            group = mount / path.removeprefix("/")
+            for folder in (each for each in (group, *group.parents) if each.is_relative_to(mount)):
+                with suppress(OSError, ValueError):  # there is none: no file, or "max"
+                    limit, used = (int((folder / name).read_text()) for name in names)
+                    yield limit, used
 
 
 def resident() -> int:

@@ -15,10 +15,12 @@ all parts together, and so are the items of a list.
 """
 
 import asyncio
+import ctypes
 import functools
 import inspect
 import logging
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -44,12 +46,27 @@ class _TimeUp(BaseException):
     """A call takes too long. No Exception: rewards catch those of a sample that they cannot judge."""
 
 
+class _TimerEvent(ctypes.Structure):
+    """C's `sigevent`: a signal to the process, where `notify` is 0."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+_LIBC = ctypes.CDLL(None)
+
+
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
 
-    The system's alarm does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. A
-    function that sets the alarm itself has no other limit. Only the main thread can be interrupted.
+    A timer's signal does it, which also ends a wait, or C code that lets no other thread run, such as `re`'s. Linux has
+    timers beside the alarm, which is left to the user; elsewhere it is the alarm, and a function that sets its own has
+    no other limit. Only the main thread can be interrupted.
     """
     if current_thread() is not main_thread():
         yield
@@ -60,16 +77,33 @@ def _time_limit(seconds: float) -> Iterator[None]:
             raise _TimeUp
 
     is_done = False
-    handler = signal.signal(signal.SIGALRM, end)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    number = signal.SIGVTALRM if hasattr(_LIBC, "timer_create") else signal.SIGALRM
+    before = signal.signal(number, end)
+    stop = _start_timer(seconds) if number == signal.SIGVTALRM else _start_alarm(seconds)
     try:
         try:
             yield
         finally:
             is_done = True
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)  # first: its signal ends a process that does not handle it
-        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        stop()  # first: its signal ends a process that does not handle it
+        signal.signal(number, before or signal.SIG_DFL)
+
+
+def _start_timer(seconds: float) -> Callable[[], object]:
+    """Have Linux send SIGVTALRM each time that the seconds pass, until what is returned is called."""
+    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
+    if _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+        return lambda: None
+    every = divmod(round(seconds * 1e9), 10**9)
+    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
+    return lambda: _LIBC.timer_delete(timer)
+
+
+def _start_alarm(seconds: float) -> Callable[[], object]:
+    """Have the system send SIGALRM each time that the seconds pass, until what is returned is called."""
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    return lambda: signal.setitimer(signal.ITIMER_REAL, *before)
 
 
 @functools.cache

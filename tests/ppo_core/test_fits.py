@@ -120,6 +120,14 @@ def test_a_container_that_sees_its_own_root_alone_reads_that(groups: Path, path:
     assert list(group_limits()) == [(2, 1)]
 
 
+def test_a_group_of_version_1_binds_beside_the_one_of_version_2_without_a_limit(groups: Path) -> None:
+    (groups.parent / "self").write_text("5:cpu:/job\n4:memory,hugetlb:/job\n0::/job\n")
+    (groups / "memory/job").mkdir(parents=True)
+    (groups / "memory/job/memory.limit_in_bytes").write_text("16\n")
+    (groups / "memory/job/memory.usage_in_bytes").write_text("3\n")
+    assert list(group_limits()) == [(16, 3)]
+
+
 @pytest.mark.parametrize("lines", [None, "4:memory:/docker/abc\n", "0::/\n"])
 def test_without_control_groups_nothing_binds(groups: Path, lines: str | None) -> None:
     if lines is not None:

@@ -188,10 +188,23 @@ def test_a_sample_that_hangs_is_named_and_tried_again_as_in_an_outage(write: Wri
         "            wait()\n"
         "    return [1] * len(responses)"
     )
-    before, others = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    before = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(RewardOutage) as caught:
         score(replace(part, timeout=1.0))
     assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}'
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+@pytest.mark.parametrize("what", ["a pattern", "a loop", "a lock"])
+def test_a_system_without_such_timers_limits_by_the_alarm(
+    write: Write, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppo_core.rewards.function._LIBC", object())
+    part = write(f"{WAITS[what]}def score(responses):\n    return [wait() if r == '5' else 1 for r in responses]")
+    before, others = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    with pytest.raises(RewardOutage) as caught:
+        score(replace(part, timeout=1.0))
+    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}")
     assert signal.getsignal(signal.SIGALRM) is before
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others > 0), "an alarm that was set before goes on"
 
@@ -235,9 +248,11 @@ def test_a_reward_that_limits_its_own_time_keeps_its_alarm(write: Write) -> None
         "    signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
         "    try:\n        threading.Event().wait()\n    except TimeoutError:\n        pass\n"
         "    finally:\n        signal.setitimer(signal.ITIMER_REAL, 0)\n"
-        "    return [7] * len(responses)"
+        "    {end}"
     )
-    assert score(write(source)).totals == [7, 7, 7]
+    assert score(write(source.format(end="return [7] * len(responses)"))).totals == [7, 7, 7]
+    with pytest.raises(RewardOutage):
+        score(replace(write(source.format(end="threading.Event().wait()")), timeout=1.0))
 
 
 def test_a_function_of_a_module_is_found_by_its_import_path() -> None:
