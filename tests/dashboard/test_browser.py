@@ -152,9 +152,7 @@ def test_a_token_that_was_typed_is_kept_too(hostile: Server, visit: Visit) -> No
 
 
 @pytest.mark.browser
-def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
-    hostile: Server, browser: Browser
-) -> None:
+def test_of_two_browsers_only_the_one_with_the_token_steers_the_study(hostile: Server, browser: Browser) -> None:
     address = f"{hostile.address}/control?study={fake_store.STUDY}&part=Steer"
     with real.visit(browser) as first, real.visit(browser) as second:
         second.open(address)
@@ -196,7 +194,7 @@ def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str,
 
 
 @pytest.mark.browser
-def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
+def test_a_server_started_again_is_found_and_asks_for_its_own_token(
     tmp_path: Path, browser: Browser, visit: Visit
 ) -> None:
     fake_store.build(tmp_path / "store.db").close()  # with a failed trial

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import data, safe_text, style
+from dashboard import data, safe_text
 from dashboard.views import confirm as view
 from dashboard.views import sidebar
 from dashboard.views.confirm import Measurement
@@ -108,31 +108,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert "three numbers" in shown.charts(app)
 
 
-def test_the_picture_has_the_rewards_over_the_reference_the_kls_and_the_lengths() -> None:
-    rows = [
-        view.Row(5, "trial 5", (Measurement(1.0, 0.5, 1.5), Measurement(4.0, 3.0, 5.0, (3.5, 4.5)),
-                                Measurement(dots=(1.2, 1.6)))),
-        view.Row(0, "reference (0)", (Measurement(), Measurement(2.0), Measurement(dots=(1.0,)))),
-    ]  # fmt: skip
-    drawn = view.picture(rows, style.looks([0, 5]), 6.0)
-    lines = [mark["data"] for one in drawn["series"] if (mark := one.get("markLine"))]
-    assert [line[0]["xAxis"] for line in lines] == [0.0, 6.0, 1.5], "no difference, the KL budget, the length limit"
-    of_trial = [one for one in drawn["series"] if one["name"].startswith("trial 5: ")]
-    assert [one["data"] for one in of_trial if one["type"] == "line"] == [
-        [[0.5, "trial 5"], [1.5, "trial 5"]], [[3.0, "trial 5"], [5.0, "trial 5"]]
-    ]  # fmt: skip
-    dots = [
-        [at for at, _ in one["data"]] for one in of_trial if one.get("symbol") != "diamond" and one["type"] != "line"
-    ]
-    assert dots == [[], [3.5, 4.5], [1.2, 1.6]]
-    assert {one["itemStyle"]["color"] for one in of_trial} == {"#D55E00"}
-    for axis, (low, high) in zip(drawn["xAxis"], [(0.0, 1.5), (2.0, 6.0), (1.0, 1.6)], strict=True):
-        assert axis["min"] < low and axis["max"] > high
-
-
-def test_the_picture_of_what_nothing_confirmed_is_of_one_seed_with_two_errors(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_what_nothing_confirmed_has_two_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(opened(path)) as store:
         snapshot = data.snapshot(store, BOUNDED)
         answer = of_study(store, snapshot.view)

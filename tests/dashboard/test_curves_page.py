@@ -7,17 +7,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from tests.dashboard import fake_store
-from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import (
     Page,
-    change,
     charts,
-    page_of,
     run,
     subheaders,
 )
-from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +32,7 @@ def names_in_colour(app: AppTest) -> set[str]:
     return {series["name"] for series in spec["series"] if series.get("symbol") == "none"}
 
 
-def test_without_a_choice_the_answer_the_reference_and_what_runs_are_in_colour(built: Path, curves: Page) -> None:
+def test_without_a_choice_answer_reference_and_what_runs_are_in_colour(built: Path, curves: Page) -> None:
     app = run(curves(built))
     assert names_in_colour(app) == {"Trial 0", "Trial 9", "Trial 13"}
     app.multiselect(key="trial").set_value([5, 2])
@@ -59,15 +55,6 @@ def test_metrics_that_no_trial_has_are_named_in_one_line_and_leave_no_gap(built:
     app.query_params.update({"study": STUDY, "trial": "9", "metric": named})
     assert "Not measured in these trials: Policy loss, Value loss, KL loss." in [one.value for one in run(app).caption]
     assert subheaders(app) == ["Entropy", "Training KL"]
-
-
-def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:
-    assert subheaders(run(page_of(tmp_path / "none.db", curves, ()))) == ["No trials yet"]
-    path = tmp_path / "begun.db"
-    fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
-    change(path, "DELETE FROM ppo_steps")
-    app = run(curves(path))
-    assert "No trial has reported a step yet." in [info.value for info in app.info]
 
 
 def test_trials_can_be_grouped_by_a_setting_and_charts_share_a_cursor(built: Path, curves: Page) -> None:

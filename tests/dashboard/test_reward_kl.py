@@ -42,9 +42,7 @@ def test_the_best_is_a_star_and_no_front_is_drawn(bounded: Path, monkeypatch: py
     assert "best checkpoint: trial 9, step 12" in stars, "judged by what is stored"
 
 
-def test_finalists_are_bold_with_their_means_and_every_point_names_its_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finalists_are_bold_with_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
     made_study.confirm(store, fake_store.BOUNDED, Plan(top=2, seeds=3))

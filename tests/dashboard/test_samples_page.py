@@ -1,8 +1,6 @@
 """The page Samples: one prompt across trials and evaluations, its tokens, and nothing of it interpreted."""
 
-import itertools
 import math
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -11,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 from streamlit.testing.v1 import AppTest
 
-from dashboard import data
 from dashboard.views import sample_marks, samples
 from ppo_core.report import TokenReadings
-from tests.dashboard import fake_store, shown
+from tests.dashboard import shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
-from tests.dashboard.shown import GOOD, page
+from tests.dashboard.shown import page
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +76,6 @@ def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: 
     assert len(without) == 3
 
 
-def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
-    assert shown.infos(app) == ["Shown are 4 of 5 trials. Choose others in the sidebar."]
-
-
 # Tokens
 
 
@@ -99,50 +91,6 @@ def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     [response] = marked(page("samples", built, monkeypatch, trial=["0"], prompt="0", mark=reading))
     assert "background-color: rgba(" in response
     assert all(f"{name} " in response.split("title=")[1] for name in sample_marks.READINGS)
-
-
-def test_all_responses_of_a_page_share_one_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "1"], mark="KL")
-    [_] = [one for one in app.get("html") if "one scale for all responses" in one.proto.body]
-    shades = [
-        [(float(kl), float(shade)) for shade, kl in re.findall(r'94, 0, ([\d.]+)\)" title="KL ([\d.]+)', response)]
-        for response in marked(app)
-    ]
-    highest = [max(kl for kl, _ in response) for response in shades]
-    assert len(highest) == 6 and min(highest) < 0.9 * max(highest)
-    for kl, shade in itertools.chain(*shades):
-        assert shade == pytest.approx(0.65 * kl / max(highest), abs=0.006)
-
-
-def test_a_trial_pruned_for_kl_does_not_set_the_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def legend(*trials: str) -> str:
-        app = page("samples", built, monkeypatch, trial=list(trials), prompt="0", mark="KL", when="last")
-        [said] = [one.proto.body for one in app.get("html") if "one scale for all responses" in one.proto.body]
-        return said
-
-    blown = str(data.snapshot(data.open_store(f"sqlite:///{built}"), fake_store.STUDY).kl_pruned[0])
-    title = "lowest to highest of trials not pruned for KL (beyond it is the deepest shade), one scale"
-    assert legend("0", blown) == legend("0").replace("lowest to highest on this page, one scale", title)
-    assert "on this page" in legend(blown) and legend(blown) != legend("0"), "alone, it has its own"
-
-
-def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0"], prompt="0", mark="log-ratio", when="last")
-    [legend] = [one.proto.body for one in app.get("html") if "lowest to highest" in one.proto.body]
-    assert "log-ratio of a token (nats), lowest to highest on this page, one scale for all responses: " in legend
-    assert legend.count("background-color: rgba(") == 2
-    assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
-        ("\xa0-0.250\xa0", ", 0.33)"),
-        ("\xa00.000\xa0", ""),
-        ("\xa00.500\xa0", ", 0.65)"),
-    ]
-    assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
-        "advantage of a token (reward), lowest to highest on this page, one scale for all responses: ",
-        " ",
-        " ",
-    ], "no 0, which is not between them"
-    app = page("samples", built, monkeypatch, trial=["4"], prompt="0", mark="advantage", when="last")
-    assert not [one for one in app.get("html") if "lowest to highest" in one.proto.body], "it has no critic"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +147,7 @@ def test_prompts_are_ordered_by_what_their_responses_have(order: str, prompts: l
     assert samples.ordered(pd.DataFrame(rows, columns=["prompt_index", "reward", "kl"]), order) == prompts
 
 
-def test_only_responses_with_what_was_looked_for_are_shown_and_it_is_marked(
+def test_only_responses_with_what_was_looked_for_are_shown_and_marked(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("samples", built, monkeypatch, trial=["0", "6"], find="GREAT " * 5)
@@ -235,15 +183,6 @@ def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
     assert shown.kinds_with(app, "<b>brief</b>") == {"text"}
     assert HOSTILE[:9] not in " ".join(app.query_params)
-
-
-def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_store.build(tmp_path / "none.db", courses=()).close()
-    assert shown.subheaders(page("samples", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
-    fake_store.build(tmp_path / "some.db", courses=(GOOD,)).close()
-    shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
-    app = page("samples", tmp_path / "some.db", monkeypatch)
-    assert "These trials have no samples: a trial writes some at each evaluation." in shown.infos(app)
 
 
 def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
-from tests.dashboard.shown import FAILED, GOOD, page
+from tests.dashboard.shown import page
 
 pytestmark = pytest.mark.slow
 GATES = ("gauntlet wide", "gauntlet narrow")
@@ -93,14 +93,3 @@ def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: py
     assert "Clip range ε" in app.multiselect(key="axes").options
     app.selectbox(key="up").set_value("cliprange")
     assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
-
-
-@pytest.mark.parametrize("courses", [(GOOD,), (FAILED, FAILED), (GOOD, GOOD, FAILED)])
-def test_few_or_failed_trials_say_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[Course, ...]
-) -> None:
-    fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("why", tmp_path / "store.db", monkeypatch)
-    refused, slices = shown.infos(app)
-    assert "more are needed" in refused
-    assert slices.startswith("These charts need two trials")
