@@ -18,18 +18,16 @@ from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
     FAILED,
     GOOD,
-    Page,
     change,
     charts,
     fork,
     kinds_with,
-    page_of,
     run,
     subheaders,
     texts,
 )
+from tests.dashboard.shown import app as page
 from tests.tuner import made_study
-from tests.waiting import SECONDS
 from tuner.confirm.answer import of_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
@@ -38,20 +36,6 @@ from tuner.store import Lease
 from tuner.study.status import Role, Status
 
 pytestmark = pytest.mark.slow
-
-APP = Path(__file__).parents[2] / "dashboard" / "pages.py"
-
-
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Page:
-    """Return the app on a store, not run yet: its first page is the overview."""
-
-    def on(path: Path) -> AppTest:
-        monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-        return AppTest.from_file(APP, default_timeout=SECONDS)
-
-    return on
-
 
 # A study
 
@@ -67,8 +51,8 @@ def table_with(app: AppTest, column: str) -> pd.DataFrame:
     return found
 
 
-def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
-    app = run(page(built))
+def test_a_study_is_shown_whole(built: Path) -> None:
+    app = page(built)
     assert subheaders(app)[:5] == [
         r"Nothing yet\: trial 9 leads\.", "Training KL", "Eval reward", "Unfinished trials", "Trials"
     ]  # fmt: skip
@@ -94,8 +78,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert app.query_params["study"] == STUDY
 
 
-def test_what_a_study_was_spent_on_is_read_once_it_is_opened(bounded: Path, page: Page) -> None:
-    app = run(page(bounded))
+def test_what_a_study_was_spent_on_is_read_once_it_is_opened(bounded: Path) -> None:
+    app = page(bounded)
     assert "best so far" not in charts(app), "it reads every evaluation"
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
@@ -104,8 +88,8 @@ def test_what_a_study_was_spent_on_is_read_once_it_is_opened(bounded: Path, page
     assert charts(app)[-1] == "best so far"
 
 
-def test_the_table_of_trials_has_one_number_a_trial(bounded: Path, page: Page) -> None:
-    app = run(page(bounded))
+def test_the_table_of_trials_has_one_number_a_trial(bounded: Path) -> None:
+    app = page(bounded)
     shown = table_of_trials(app).set_index("number")
     assert {"end_reward", "end_kl", "value_se", "value"} & set(shown) == set()
     assert (shown["reward"][5], shown["seeds"][5]) == (pytest.approx(1.744, abs=0.001), 0)
@@ -115,31 +99,29 @@ def test_the_table_of_trials_has_one_number_a_trial(bounded: Path, page: Page) -
     assert math.isnan(shown["reward"][2]) and math.isnan(shown["reward_kl"][2]), "no trained one is within the budget"
 
 
-def test_the_number_of_what_ran_on_fresh_seeds_is_their_mean(tmp_path: Path, page: Page) -> None:
+def test_the_number_of_what_ran_on_fresh_seeds_is_their_mean(tmp_path: Path) -> None:
     store = fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE)
     made_study.confirm(store, fake_store.BOUNDED, Plan(top=1, seeds=3))
     [confirmation] = confirmations(store, read_study(store, fake_store.BOUNDED))
-    shown = table_of_trials(run(page(tmp_path / "store.db"))).set_index("number")
+    shown = table_of_trials(page(tmp_path / "store.db")).set_index("number")
     for one in confirmation.read:
         assert one.reward is not None and one.kl is not None
         numbers = shown.loc[one.trial.number, ["reward", "reward_kl", "seeds"]].tolist()
         assert numbers == pytest.approx([one.reward.mean, one.kl.mean, 3])
 
 
-def test_what_to_launch_is_worked_out_once_for_card_and_table(
-    built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_to_launch_is_worked_out_once_for_card_and_table(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(trials_table, "MOST_LIVE", 1)
     monkeypatch.setattr(answer, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
-    app = run(page(built))
+    app = page(built)
     assert len(calls) == 1
     assert table_of_trials(app).set_index("number")["note"][9].startswith("the answer")
 
 
-def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
+def test_a_running_study_says_so(tmp_path: Path) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)
-    app = run(page(tmp_path / "store.db"))
+    app = page(tmp_path / "store.db")
     assert ":material/play_arrow: running" in app.markdown[0].value
     about = app.markdown[0].help
     assert "Live pages refresh every 2 s" in about and "Its controller is process" in about
@@ -147,23 +129,23 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     assert any("healthy" in markdown.value for markdown in app.markdown)
 
 
-def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:
+def test_what_is_stopping_or_queued_says_so(tmp_path: Path) -> None:
     path, live = tmp_path / "store.db", fake_store.COURSES[13]
     with closing(fake_store.build(path, courses=(live, live, live), held=True)) as store:
         store.show_stopping(Lease(store.study(STUDY).id, 1))
         change(path, "UPDATE ppo_trials SET wanted = 'stop' WHERE number = 0")
         change(path, "UPDATE ppo_trials SET status = 'waiting' WHERE number = 2")
         change(path, "DELETE FROM ppo_steps WHERE trial_id = (SELECT id FROM ppo_trials WHERE number = 2)")
-        app = run(page(path))
+        app = page(path)
     assert ":material/stop: stopping" in app.markdown[0].value
     assert [cell.split()[1] for cell in table_of_trials(app)["status"]] == ["stopping", "running", "waiting"]
     assert any("queued " in text and "started" not in text for text in texts(app))
 
 
-def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: Page) -> None:
+def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     fork(store, STUDY, 1, 0, 6)
-    shown = table_of_trials(run(page(tmp_path / "store.db")))
+    shown = table_of_trials(page(tmp_path / "store.db"))
     assert shown["note"].tolist() == ["the answer, reference", "fork of 0"] and "params_learning_rate" in shown
 
 
@@ -176,26 +158,19 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
         (["within budget"], [0, 1, 3, 4, 5, 7, 11, 12]),
     ],
 )
-def test_the_table_shows_the_trials_that_pass_its_filters(
-    built: Path, page: Page, filters: list[str], numbers: list[int]
-) -> None:
-    app = page(built)
-    app.query_params["show"] = filters
-    assert sorted(table_of_trials(run(app))["number"]) == numbers
+def test_the_table_shows_the_trials_that_pass_its_filters(built: Path, filters: list[str], numbers: list[int]) -> None:
+    assert sorted(table_of_trials(page(built, show=filters))["number"]) == numbers
 
 
-def test_a_trial_ends_within_the_budget_only_with_its_error(tmp_path: Path, page: Page) -> None:
+def test_a_trial_ends_within_the_budget_only_with_its_error(tmp_path: Path) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, GOOD)).close()
     change(tmp_path / "store.db", "UPDATE ppo_trials SET end_kl = 9.9, end_kl_se = 0.2 WHERE number = 1")
-    app = page(tmp_path / "store.db")
-    app.query_params["show"] = ["within budget"]
-    assert table_of_trials(run(app))["number"].tolist() == [0]
+    shown = table_of_trials(page(tmp_path / "store.db", show=["within budget"]))
+    assert shown["number"].tolist() == [0]
 
 
-def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path, page: Page) -> None:
-    app = page(built)
-    app.query_params["study"] = "gone"
-    run(app)
+def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path) -> None:
+    app = page(built, study="gone")
     assert app.warning[0].value == "The study in the link is not in this store; this is its latest one."
     assert app.query_params["study"] == STUDY
 
@@ -204,14 +179,15 @@ def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path
 
 
 @pytest.mark.parametrize("course", [GOOD, FAILED])
-def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
-    app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert ("three numbers" in charts(app)) == (course is GOOD)
-    assert len(charts(run(curves(tmp_path / "store.db")))) == 3
+def test_one_trial_is_enough(tmp_path: Path, course: Course) -> None:
+    fake_store.build(tmp_path / "store.db", courses=(course,)).close()
+    assert ("three numbers" in charts(page(tmp_path / "store.db"))) == (course is GOOD)
+    assert len(charts(shown.page("curves", tmp_path / "store.db"))) == 3
 
 
-def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
-    app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 400.0, Status.PRUNED, batch=128),) * 14))
+def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path) -> None:
+    fake_store.build(tmp_path / "store.db", courses=(Course(1e-3, 0.01, 400.0, Status.PRUNED, batch=128),) * 14).close()
+    app = page(tmp_path / "store.db")
     assert any(code.value.startswith("ppo-tuner best reviews --kl-budget 20 ") for code in app.code)
     assert "three numbers" not in charts(app)
 
@@ -242,51 +218,47 @@ def damaged(path: Path) -> None:
         (damaged, "no such table: ppo_steps"),
     ],
 )
-def test_a_database_that_cannot_be_shown_is_said(
-    tmp_path: Path, page: Page, spoil: Callable[[Path], None], said: str
-) -> None:
+def test_a_database_that_cannot_be_shown_is_said(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(tmp_path / "store.db")
-    app = run(page(tmp_path / "store.db"))
+    app = page(tmp_path / "store.db")
     assert [name for name in subheaders(app) if "cannot" in name] == ["This store cannot be shown"]
     assert sum(said in text for text in texts(app)) == 1
 
 
-def test_a_store_that_appears_is_shown_at_the_next_look(tmp_path: Path, page: Page) -> None:
-    app = run(page(tmp_path / "store.db"))
+def test_a_store_that_appears_is_shown_at_the_next_look(tmp_path: Path) -> None:
+    app = page(tmp_path / "store.db")
     fake_store.build(tmp_path / "store.db", courses=(GOOD,)).close()
     app.button(key="again No store yet").click()
     run(app)
     assert "Trials" in subheaders(app)
 
 
-def test_a_study_of_another_version_is_said_and_the_others_stay_open(
-    tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(GOOD,), name="fine").close()
     fake_store.build(path, courses=(), name="other").close()
     change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.seed', ?) WHERE name = 'other'", "gone")
-    app = run(page(path))
+    app = page(path)
     assert subheaders(app) == ["This study cannot be shown"]
     assert any("gone" in text for text in texts(app))
     app.selectbox(key="study").set_value("fine")
     run(app)
     assert "Trials" in subheaders(app)
-    every = shown.page("studies", path, monkeypatch, study="fine")
+    every = shown.page("studies", path, study="fine")
     assert sorted(table_with(every, "state")["state"]) == ["not readable", "✓ finished"]
 
 
 # Text from outside
 
 
-def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Page) -> None:
+def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(fake_store.COURSES[2], FAILED)).close()
     evil = "<script>x</script> **b** \u202e"
     change(path, "UPDATE ppo_studies SET name = ?", evil)
     change(path, "UPDATE ppo_trials SET reason = json_set(reason, '$.rule', ?, '$.message', ?)", evil, evil)
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
-    app = run(page(path))
+    app = page(path)
     assert kinds_with(app, "<script>") <= {"dataframe", "text", "code"}
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
     assert table_of_trials(app)["note"].tolist() == [
@@ -295,17 +267,14 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     ]
 
 
-def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path, page: Page) -> None:
-    app = page(built)
-    app.query_params.update({"trial": ["2", "99", "abc"], "budget": "-3"})
-    run(app)
+def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path) -> None:
+    app = page(built, trial=["2", "99", "abc"], budget="-3")
     assert [warning.value for warning in app.warning][:2] == [
         "The link names trial 99, abc, which this study does not have.",
         "The link names a KL budget of \\-3; this study allows 0.1 to 20.",
     ]
-    good = page(built)
-    good.query_params.update({"trial": ["2"], "budget": "8"})
-    assert not any("The link names" in warning.value for warning in run(good).warning)
+    good = page(built, trial=["2"], budget="8")
+    assert not any("The link names" in warning.value for warning in good.warning)
 
 
 # The status line's bar, and the tab's title

@@ -45,14 +45,14 @@ def test_only_searched_numbers_that_vary_name_lines(built: Path, tmp_path: Path)
     assert settings(of(tmp_path, Course(1e-4, 0.05, 4.0))) == []
 
 
-def test_a_beta_that_only_a_fork_changed_names_lines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beta_that_only_a_fork_changed_names_lines_too(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0),))
     fork(store, STUDY, 1, 0, 6, kl_coef=0.2)
     change(path, "UPDATE ppo_trials SET params = json_remove(params, '$.kl_coef') WHERE number = 0")
     change(path, "UPDATE ppo_trials SET episodes = 1920")
     assert settings(snapshot(path)) == ["kl_coef"]
-    app = page("curves", path, monkeypatch, study=STUDY)
+    app = page("curves", path, study=STUDY)
     next(button for button in app.button if button.label == "KL by β").click()
     assert run(app).selectbox(key="by").value == "kl_coef"
 
@@ -64,8 +64,8 @@ def test_a_value_that_is_no_number_is_never_in_a_chart(tmp_path: Path) -> None:
     assert analysis.name(row, "kl_coef") == ""
 
 
-def test_one_click_on_the_curves_shows_kl_by_beta(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("curves", built, monkeypatch, study=STUDY)
+def test_one_click_on_the_curves_shows_kl_by_beta(built: Path) -> None:
+    app = page("curves", built, study=STUDY)
     next(button for button in app.button if button.label == "KL by β").click()
     run(app)
     assert app.multiselect(key="trial").value == [2, 3, 1, 4]

@@ -12,9 +12,9 @@ from streamlit.testing.v1 import AppTest
 from dashboard import access, views
 from dashboard.views import common, control
 from tests.dashboard import fake_store
-from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
+from tests.dashboard.control_page import TOKEN, badges, orders, page, press, texts
 from tests.dashboard.fake_store import BOUNDED, STUDY
-from tests.dashboard.shown import change, codes, subheaders
+from tests.dashboard.shown import change, codes, run, subheaders
 from tests.tuner import made_study
 from tests.waiting import SECONDS
 from tuner.confirm.plan import Plan

@@ -242,9 +242,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["device"][1] == "61 s"
 
 
-def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:1]).close()
     store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
@@ -252,7 +250,7 @@ def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     done = confirmations(store, read_study(store, BOUNDED))[0]
     confirmed = done.best
     assert confirmed is not None and confirmed.reward is not None and confirmed.kl is not None
-    app = shown.page("studies", path, monkeypatch, study=BOUNDED)
+    app = shown.page("studies", path, study=BOUNDED)
     [listed] = [each.value.set_index("study") for each in app.dataframe]
     assert listed.loc["./?study=reviews-bounded", ["decision", "reward", "kl"]].tolist() == [
         done.verdict, confirmed.reward.text, f"{confirmed.kl.mean:.2f} of 10"
@@ -260,7 +258,7 @@ def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     assert listed.loc["./?study=reviews-bounded", "ended"] == "12"
     assert shown.codes(app) == [] and shown.infos(app) == [], "it has no card of its own"
     shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'arithmetic') WHERE name = ?", STUDY)
-    [other] = shown.infos(shown.page("studies", path, monkeypatch, study=BOUNDED))
+    [other] = shown.infos(shown.page("studies", path, study=BOUNDED))
     assert other.startswith("These studies train different tasks: ")
 
 

@@ -227,13 +227,6 @@ def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
     assert [axis["label"] for axis in lines.dimensions][1:] == ["Eval KL at the end", "Best in budget"]
 
 
-def test_marking_dims_every_other_trial() -> None:
-    figure = importance_figures.mark(importance_figures.kl_slice(SEARCHED, "cliprange", SPEC), [1])
-    assert [list(trace.selectedpoints) for trace in figure.data if trace.customdata is not None] == [[1], []]
-    [lines] = importance_figures.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
-    assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
-
-
 def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     figure = importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
     drawn = [trace for trace in figure.data if trace.customdata is not None]

@@ -261,23 +261,6 @@ def test_a_report_that_is_not_finished_replaces_nothing(folder: Path, monkeypatc
     assert Path("reviews-report.html").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "told"),
-    [
-        (["reviws"], 1, 'did you mean "reviews"'),
-        ([STUDY, "-o", "none/r.html"], 1, "none/.r.html.new: No such file or directory"),
-        ([STUDY, "-o", "runs"], 2, "runs already exists; replace it with --force"),
-        ([STUDY, "--storage", "sqlite:///no.db"], 1, "no store at no.db"),
-    ],
-)
-def test_bad_input_is_one_line(
-    folder: Path, capfd: pytest.CaptureFixture[str], argv: list[str], status: int, told: str
-) -> None:
-    assert cli.main(["report", *argv]) == status
-    out, err = capfd.readouterr()
-    assert out == "" and told in one_error(err)
-
-
 # In a browser
 
 

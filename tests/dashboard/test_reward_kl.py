@@ -19,15 +19,15 @@ from tuner.judge.results import read_study
 pytestmark = pytest.mark.slow
 
 
-def drawn(path: Path, monkeypatch: pytest.MonkeyPatch, **link: str) -> list[dict[str, Any]]:
+def drawn(path: Path, **link: str) -> list[dict[str, Any]]:
     """The traces of the figure."""
-    [chart] = page("reward_kl", path, monkeypatch, **link).get("plotly_chart")
+    [chart] = page("reward_kl", path, **link).get("plotly_chart")
     traces: list[dict[str, Any]] = json.loads(chart.proto.spec)["data"]
     return traces
 
 
-def test_what_kl_buys_is_told_under_the_studys_own_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("reward_kl", built, monkeypatch)
+def test_what_kl_buys_is_told_under_the_studys_own_budget(built: Path) -> None:
+    app = page("reward_kl", built)
     assert app.slider(key="budget").value == 10
     bought = app.dataframe[0].value.set_index("within")
     assert bought.loc[10, ["reward", "trial", "step"]].tolist() == ["1.739 ± 0.035", 9, 18]
@@ -65,12 +65,12 @@ def test_a_click_chooses_the_trial_of_a_point(monkeypatch: pytest.MonkeyPatch) -
     assert state[TRIALS] == [7]
 
 
-def test_each_study_begins_with_its_own_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_study_begins_with_its_own_budget(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     for name in ("first", "second"):
         fake_store.build(path, courses=(GOOD,), name=name).close()
     shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.kl.budget', 6.0) WHERE name = ?", "first")
-    app = page("reward_kl", path, monkeypatch, study="second")
+    app = page("reward_kl", path, study="second")
     assert app.slider(key="budget").value == 10
     app.selectbox(key="study").set_value("first")
     assert shown.run(app).slider(key="budget").value == 6
