@@ -159,9 +159,7 @@ def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
     assert list((tmp_path / "7").iterdir()) == []
 
 
-def test_a_checkpoint_removed_while_it_is_copied_is_replaced_by_a_newer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_removed_while_copied_gives_way_to_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = tmp_path / "3"
     save(parent, 6)
     copy = checkpoint.copy
@@ -316,9 +314,7 @@ def test_a_run_that_is_left_in_any_stage_resumes_in_it(tmp_path: Path, forked: l
     assert reports + run(tmp_path / "one", LAST, resume_from, stages=STAGES) == forked
 
 
-def test_a_stage_begins_with_new_patience_and_a_forks_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_begins_with_new_patience_and_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 1e-3 KL is 4 nats a step: over a limit of 9 from step 3 on, where it is forked."""
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # every step takes equally long
     guard = GuardSettings(kl_limit=9.0, grace=0.0, patience=2)

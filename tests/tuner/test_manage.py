@@ -84,9 +84,7 @@ def test_delete_removes_rows_and_folder_and_nothing_else(store: Store, tmp_path:
     assert (tmp_path / "precious" / "manifest.json").read_text() == "mine"
 
 
-def test_delete_asks_on_a_terminal(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_delete_asks_first(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for answer in ("mad\n", "yes\n", ""):
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
         assert delete(store, yes=False) == 1

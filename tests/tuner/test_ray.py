@@ -83,9 +83,7 @@ def test_a_trial_whose_actor_is_killed_is_resumed(two: Nodes, tmp_path: Path, un
     assert_as_unbroken(tmp_path, unbroken)
 
 
-def test_a_killed_controller_leaves_nothing_running_and_the_next_goes_on(
-    two: Nodes, tmp_path: Path, unbroken: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing_and_the_next_goes_on(two: Nodes, tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated"), ray=two.address) as killed:
         found = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
         workers = [psutil.Process(int(path.name.removeprefix("waiting-"))) for path in found]

@@ -101,9 +101,7 @@ def versioned_store(path: Path, version: str) -> None:
         ("sqlite:///file:{folder}/none.db?mode=ro&uri=true", "unable to open database file"),
     ],
 )
-def test_a_url_that_cannot_be_a_store_is_refused_without_its_password(
-    storage: str, message: str, tmp_path: Path
-) -> None:
+def test_a_url_that_is_no_store_is_refused_without_its_password(storage: str, message: str, tmp_path: Path) -> None:
     with warnings.catch_warnings(), pytest.raises(StoreError, match=message) as caught:
         warnings.simplefilter("error")
         Store.open(storage.format(folder=tmp_path), create=True)

@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import PIPE_WIDTH, console, measured
-from tests.tuner import made_study
+from ppo_core.output import console, measured
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.judge.results import StudyView
-from tuner.study.spec import StudySpec
 
 
 @pytest.mark.parametrize(
@@ -27,15 +24,6 @@ def printed(table: Table) -> list[str]:
     stream = io.StringIO()
     console(stream).print(table)
     return stream.getvalue().splitlines()
-
-
-def test_in_a_pipe_all_searched_values_are_in_one_table() -> None:
-    params = {name: 0.001 for name in HYPERPARAMETERS if name != "batch_size"} | {"batch_size": 64}
-    trials, spec = [trial_row(0, params=params)], StudySpec.from_dict(made_study.SPEC, "made")
-    assert len(render.params_tables(trials, spec)) > 1
-    (table,) = render.params_tables(trials, spec, PIPE_WIDTH)
-    assert ["trial", *params] in [line.split() for line in printed(table)]
-    assert max(map(len, printed(table))) > 1000
 
 
 def test_a_rate_and_a_beta_that_the_run_moves_have_no_effect() -> None:

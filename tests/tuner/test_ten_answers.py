@@ -312,9 +312,7 @@ def test_every_place_prints_the_same_answer(path: Path, name: str, ppo_tuner: In
 
 
 @pytest.mark.parametrize("name", ["none", "changed to less"])
-def test_a_study_with_nothing_in_its_budget_has_no_answer_and_no_command(
-    path: Path, name: str, ppo_tuner: Invoke
-) -> None:
+def test_a_study_with_nothing_in_its_budget_has_no_command(path: Path, name: str, ppo_tuner: Invoke) -> None:
     make(path, STUDIES[name])
     assert of(path) is None
     status, out, err = ppo_tuner("best", NAME)
