@@ -46,11 +46,7 @@ SPEC = StudySpec.from_dict(
 
 BOUNDED = "reviews-bounded"
 BOUNDED_SPEC = StudySpec.from_dict(
-    {
-        **{key: value for key, value in SPEC.to_dict().items() if key != "trials"},
-        "name": BOUNDED,
-        "budget": 14,
-    },
+    {**{key: value for key, value in SPEC.to_dict().items() if key != "trials"}, "name": BOUNDED, "budget": 14},
     "the fake study with a budget",
 )
 STEP_SECONDS, EVALUATION_SECONDS = 0.8, 0.5

@@ -83,9 +83,7 @@ POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.f
 
 @given(points=some.lists(some.tuples(some.integers(1, 9), some.floats(-2, 2), some.floats(0, 30)), min_size=1),
        budget=some.floats(0, 30))  # fmt: skip
-def test_the_highest_of_them_is_what_a_trial_is_judged_by(
-    points: list[tuple[int, float, float]], budget: float
-) -> None:
+def test_a_trial_is_judged_by_the_highest_of_them(points: list[tuple[int, float, float]], budget: float) -> None:
     frame = evaluated(*((0, step, reward, kl) for step, reward, kl in points), error=0.5)
     rows = [
         {"step": step, "eval/reward": reward, "eval/reward_se": 0.1, "eval/kl": kl, "eval/kl_se": 0.5}

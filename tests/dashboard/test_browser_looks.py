@@ -95,9 +95,7 @@ def _cut_off(visit: Visit) -> list[str]:
 
 
 @pytest.mark.parametrize("place", FIRST_SCREENS)
-def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
-    browser: Browser, server: Server, place: str
-) -> None:
+def test_what_a_page_is_about_begins_in_the_windows_upper_third(browser: Browser, server: Server, place: str) -> None:
     """The first chart, table or figure; on Answer the card, of one trial its numbers, of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
@@ -114,9 +112,7 @@ def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
 
 
 @pytest.mark.parametrize("place", PAGES)
-def test_a_window_holds_few_words_beside_tables_and_charts(
-    browser: Browser, server: Server, store: Store, place: str
-) -> None:
+def test_a_window_holds_few_words_beside_its_data(browser: Browser, server: Server, store: Store, place: str) -> None:
     for query in (f"?study={fake_store.STUDY}", f"?study={DONE}"):
         store.renew(Lease(store.study(fake_store.STUDY).id, 1))  # a study that runs
         with opened(browser, server, _with_query(place, query), width=1440, height=900) as visit:
@@ -126,15 +122,7 @@ def test_a_window_holds_few_words_beside_tables_and_charts(
 
 
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Browser, server: Server) -> None:
-    wanted = {
-        "Study",
-        "Trials",
-        "KL budget",
-        "Curves",
-        "Metrics",
-        "KL by β",
-        "Axes and smoothing",
-    }
+    wanted = {"Study", "Trials", "KL budget", "Curves", "Metrics", "KL by β", "Axes and smoothing"}
     with opened(browser, server, f"runs{QUERY}") as visit:
         visit.sees("Score")  # drawn to the end
         visit.page.add_style_tag(content="* { transition: none !important; animation: none !important }")

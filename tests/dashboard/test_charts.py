@@ -171,12 +171,7 @@ FOUND = pd.DataFrame({"seconds": [10.0, 30.0], "value": [1.0, 1.5], "trial": [4,
 
 def test_the_best_so_far_is_a_line_of_steps_to_all_that_was_spent() -> None:
     option = charts.progress(FOUND, 80, 0.42)
-    assert drawn(option, "Best so far") == [
-        [0, pytest.approx(0.42)],
-        [10, 1],
-        [30, 1.5],
-        [80, 1.5],
-    ]
+    assert drawn(option, "Best so far") == [[0, pytest.approx(0.42)], [10, 1], [30, 1.5], [80, 1.5]]
     assert named(option, "Best so far")["step"] == "end"
     risen = named(option, "Trial 7 at step 9")
     assert option["dataset"][risen["datasetIndex"]]["source"].to_numpy().tolist() == [[30, 1.5, 1.5]]

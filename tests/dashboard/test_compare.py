@@ -46,9 +46,7 @@ def test_only_the_differing_settings_are_shown(built: Path) -> None:
 
 
 @pytest.mark.parametrize(("trial", "columns"), [("7", ["trial 7", "trial 9"]), ("9", ["trial 0", "trial 9"])])
-def test_a_trial_chosen_alone_is_beside_the_answer_or_the_reference(
-    built: Path, trial: str, columns: list[str]
-) -> None:
+def test_a_trial_chosen_alone_is_beside_answer_or_reference(built: Path, trial: str, columns: list[str]) -> None:
     app = page("compare", built, trial=[trial, trial])
     assert list(app.dataframe[1].value.columns) == ["outcome", *columns]
 

@@ -41,9 +41,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("part", ["Steer", "New trial"])
-def test_the_page_looks_again_while_something_runs_the_study(
-    store: Store, looks: dict[str, float | None], part: str
-) -> None:
+def test_the_page_looks_again_while_a_study_runs(store: Store, looks: dict[str, float | None], part: str) -> None:
     lines = {"_trial_line", "_log"} | ({"refresh"} if part == "Steer" else set())
     link = {"part": part, "steer": "2", "from": "2"}
     app = page(**link)
@@ -275,9 +273,7 @@ def test_without_the_token_the_page_asks_for_it_and_places_nothing(store: Store,
 
 
 @pytest.mark.parametrize("why", ["read-only", "the token is not this server's"])
-def test_a_confirmation_is_refused_in_the_action_itself(
-    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_a_confirmation_is_refused_in_the_action(store: Store, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """The dialog was opened while it was allowed."""
     app = press(page(part="Steer"), "study pause")
     if why == "read-only":

@@ -43,17 +43,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SHOWS = {
-    "answer": "dataframe",
-    "compare": "dataframe",
-    "control": "button",
-    "curves": "echarts_chart",
-    "reward_kl": "plotly_chart",
-    "runs": "echarts_chart",
-    "samples": "text",
-    "studies": "dataframe",
-    "trial": "echarts_chart",
-    "why": "plotly_chart",
-}
+    "answer": "dataframe", "compare": "dataframe", "control": "button", "curves": "echarts_chart",
+    "reward_kl": "plotly_chart", "runs": "echarts_chart", "samples": "text", "studies": "dataframe",
+    "trial": "echarts_chart", "why": "plotly_chart",
+}  # fmt: skip
 """The kind of element that each page is about."""
 
 

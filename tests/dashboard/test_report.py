@@ -191,9 +191,7 @@ def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_where_there_is_nothing_to_recommend_it_says_why(
-    tmp_path: Path, courses: tuple[Course, ...], told: str
-) -> None:
+def test_where_nothing_is_to_recommend_it_says_why(tmp_path: Path, courses: tuple[Course, ...], told: str) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=courses)) as store:
         text = read(store).text
     assert told in text and "How to reproduce it" in text
@@ -236,9 +234,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_the_file_and_replaces_it_only_when_told(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_replaces_a_file_only_when_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", STUDY]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("wrote reviews-report.html (4.") and err == ""

@@ -187,9 +187,7 @@ def test_accelerates_flags_for_fsdp_are_followed(monkeypatch: pytest.MonkeyPatch
         ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism_config"),
     ],
 )
-def test_what_launchers_ask_for_and_is_not_done_is_refused(
-    variable: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launchers_ask_in_vain_is_refused(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
         rank_zero.drive(lambda: 0)
