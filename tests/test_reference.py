@@ -31,8 +31,7 @@ def test_the_reference_is_what_the_declarations_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [COMMANDS, HYPERPARAMETERS, METRICS, RULES, trl.FIELDS, study_file.TOP_LEVEL, WORKER_SETTINGS],
+    "names", [COMMANDS, HYPERPARAMETERS, METRICS, RULES, trl.FIELDS, study_file.TOP_LEVEL, WORKER_SETTINGS]
 )
 def test_nothing_that_is_declared_is_missing(names: Iterable[str]) -> None:
     page = reference.text()

@@ -15,17 +15,7 @@ from dashboard import data, safe_text
 from dashboard.views import answer, common, trials_table
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY, Course
-from tests.dashboard.shown import (
-    FAILED,
-    GOOD,
-    change,
-    charts,
-    fork,
-    kinds_with,
-    run,
-    subheaders,
-    texts,
-)
+from tests.dashboard.shown import FAILED, GOOD, change, charts, fork, kinds_with, run, subheaders, texts
 from tests.dashboard.shown import app as page
 from tests.tuner import made_study
 from tuner.confirm.answer import of_study
@@ -212,11 +202,7 @@ def damaged(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (garbage, "failed: file is not a database"),
-        (damaged, "no such table: ppo_steps"),
-    ],
+    ("spoil", "said"), [(garbage, "failed: file is not a database"), (damaged, "no such table: ppo_steps")]
 )
 def test_a_database_that_cannot_be_shown_is_said(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(tmp_path / "store.db")

@@ -16,17 +16,7 @@ from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 from ppo_core.distributed.world import init_process_group
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
-from tests.ppo_core.command_folder import (
-    EXHAUST_AT,
-    KILL_AT,
-    KILL_RANK,
-    PARTS,
-    REPOSITORY,
-    SMALL,
-    fill,
-    process,
-    steps,
-)
+from tests.ppo_core.command_folder import EXHAUST_AT, KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.processes import spawned
 from tests.waiting import until
 

@@ -123,9 +123,7 @@ def test_a_chat_is_rendered_for_the_answer(chat_tokenizer: PreTrainedTokenizerBa
     assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable (line 4 first: ")
 
 
-def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
     text, chat = Prompt("w0 w1"), Prompt("<eos> w0 w1", {}, tuple(said("w0 w1")))
     assert encode(text, tokenizer) == encode(chat, tokenizer) == [1, 3, 4]
@@ -171,8 +169,7 @@ DATED = (
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [({}, "26 Jul 2024 w1"), ({"strftime_now": "2026-02-03", "thinks": False}, "03 Feb 2026 w9 w1")],
+    ("kwargs", "text"), [({}, "26 Jul 2024 w1"), ({"strftime_now": "2026-02-03", "thinks": False}, "03 Feb 2026 w9 w1")]
 )
 def test_a_template_prints_the_tasks_date_and_is_given_the_tasks_kwargs(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, kwargs: dict[str, Any], text: str

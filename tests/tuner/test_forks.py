@@ -219,11 +219,7 @@ def steps_of(spec: TrialSpec, stop_at: int | None) -> list[Stepped]:
 
 
 def run(
-    folder: Path,
-    config: dict[str, Any],
-    resume_from: Path | None = None,
-    stop_at: int | None = None,
-    **changes: Any,
+    folder: Path, config: dict[str, Any], resume_from: Path | None = None, stop_at: int | None = None, **changes: Any
 ) -> list[StepReport]:
     """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
     steps = steps_of(trial_spec(folder, config, resume_from=resume_from, **changes), stop_at)

@@ -232,9 +232,7 @@ def test_nothing_learned_by_half_of_the_episodes() -> None:
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_where_a_filter_raises_the_kl_evaluations_say_what_was_learned(
-    learned: bool,
-) -> None:
+def test_where_a_filter_raises_the_kl_evaluations_say_what_was_learned(learned: bool) -> None:
     history = series(KL, [2.0 + 0.05 * (-1) ** n for n in range(20)])
     assert run(history) is None, "without an evaluation nothing is known"
     for step in (4, 12):

@@ -126,10 +126,7 @@ def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store,
     store.renew(lease)
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["files.folder.shutil.rmtree", "store.Store.delete_study"],
-)
+@pytest.mark.parametrize("where", ["files.folder.shutil.rmtree", "store.Store.delete_study"])
 def test_a_deletion_that_was_cut_off_can_be_done_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

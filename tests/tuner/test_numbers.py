@@ -1,17 +1,20 @@
-"""In any unit of rewards and KL, what differs by more than its standard error is printed as different."""
+"""Numbers as they are printed: what differs by more than its standard error reads as different, in any unit."""
 
+import io
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.table import Table
 
-from ppo_core.output import decimals, fixed, measured, plus_minus, report_line
+from ppo_core.output import console, decimals, fixed, measured, plus_minus, report_line
 from ppo_core.report import StepReport
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval, places_of
+from tuner.judge.results import StudyView
 
 UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
 """Factor and offset of a reward; that of one's own task is 1 and 0."""
@@ -116,3 +119,30 @@ def test_a_steps_line_tells_scores_apart_by_a_tenth_of_their_spread(factor: floa
         return report_line(StepReport(3, 192, metrics), 12)
 
     assert line(1.0) != line(1.09)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(4.0, "4.00"), (99.94, "99.9"), (99.96, "100"), (201.0, "201"), (-201.4, "-201"), (999.7, "1000"), (0.00012, "0.000120")],
+)  # fmt: skip
+def test_a_measured_number_has_three_digits_and_no_bare_point(number: float, text: str) -> None:
+    assert measured(number) == text
+
+
+def printed(table: Table) -> list[str]:
+    stream = io.StringIO()
+    console(stream).print(table)
+    return stream.getvalue().splitlines()
+
+
+def test_a_rate_and_a_beta_that_the_run_moves_have_no_effect() -> None:
+    unread: Any = None  # the study's row
+
+    def without_effect(**search: Any) -> list[str]:
+        spec = make_spec(search=search)
+        trial = trial_row(0, params=spec.reference_params(), config=spec.config({}).to_dict())
+        lines = printed(render.config_table(trial, StudyView(unread, spec, (trial,)), "made"))
+        return [line.split()[0] for line in lines if "no effect" in line]
+
+    assert without_effect(kl_step="advised") == ["learning_rate", "kl_coef"]
+    assert without_effect(learning_rate="advised") == []

@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from tests.tuner.quick_study import (
-    NAME,
-    controller,
-    curves,
-    opened,
-    placed,
-    quick_spec,
-    rows,
-    run,
-    storage,
-)
+from tests.tuner.quick_study import NAME, controller, curves, opened, placed, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.waiting import until

@@ -17,11 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     for name, make, message in (
-        (
-            "garbage",
-            lambda path: path.write_bytes(b"\x00garbage" * 999),
-            "file is not a database$",
-        ),
+        ("garbage", lambda path: path.write_bytes(b"\x00garbage" * 999), "file is not a database$"),
         ("cut off", cut_off_store, "database disk image is malformed$"),
         ("of others", lambda path: other_database(path, "DELETE"), "is not a PPO Tuner store; name another place"),
         ("with a log", lambda path: other_database(path, "WAL"), "is not a PPO Tuner store; name another place"),

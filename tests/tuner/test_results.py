@@ -126,8 +126,7 @@ def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: St
 
 
 @pytest.mark.parametrize(
-    ("number", "is_within", "place"),
-    [(0, True, (4, 256)), (1, False, (0, 0)), (3, None, (4, 256)), (6, None, None)],
+    ("number", "is_within", "place"), [(0, True, (4, 256)), (1, False, (0, 0)), (3, None, (4, 256)), (6, None, None)]
 )
 def test_where_a_trial_ended_and_which_checkpoint_gave_its_value(
     store: Store, view: StudyView, number: int, is_within: bool | None, place: tuple[int, int] | None

@@ -58,10 +58,7 @@ def test_each_power_of_two_is_as_likely_as_the_others() -> None:
     assert all(80 <= drawn.count(size) <= 120 for size in (32, 64, 128))  # 100 each, give or take 2.5 deviations
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("lam", 0.5), ("batch_size", 48), ("gamma", 1.0), ("lam", None)],
-)
+@pytest.mark.parametrize(("name", "value"), [("lam", 0.5), ("batch_size", 48), ("gamma", 1.0), ("lam", None)])
 def test_what_cannot_come_from_the_range_is_left_out_for_the_sampler(name: str, value: float) -> None:
     params, distributions = for_sampler(SEARCH, {"num_ppo_epochs": 4, name: value})
     assert params == {"num_ppo_epochs": 4}

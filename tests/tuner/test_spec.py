@@ -424,11 +424,7 @@ def test_changes_that_take_effect_are_listed() -> None:
 
 def test_changes_that_would_mix_experiments_are_refused() -> None:
     new = spec(
-        trainer="mine:trainer",
-        seed=1,
-        fixed={"gamma": 0.9},
-        kl={"budget": 5, "limit": 6},
-        guard={"kl_hard": False},
+        trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
     )
     changes = new.changes_to(spec())
     assert changes.allowed == ["kl.budget: 5.0, was 6.0"]
