@@ -105,10 +105,10 @@ def test_without_room_a_trial_that_is_stopped_ends_all_the_same(tmp_path: Path) 
     ("after", "key"),
     [
         (lambda report: None, "NoneType"),
-        (lambda report: replace(report, step=0), "step"),
+        (lambda report: replace(report, step=report.step - 1), "step"),
         (lambda report: replace(report, step=7.5), "step"),
         (lambda report: replace(report, samples=("text",)), "samples"),
-        (lambda report: replace(report, episode=0), "episode"),
+        (lambda report: replace(report, episode=report.episode - 16), "episode"),
         (lambda report: replace(report, episode=-16 * report.step), "episode"),
         (lambda report: replace(report, episode=10**25), "episode"),
         (lambda report: replace(report, metrics={"mine": "high"}), "mine"),
