@@ -101,6 +101,15 @@ def test_without_room_a_trial_that_is_stopped_ends_all_the_same(tmp_path: Path) 
     assert saved_steps(tmp_path)[-1] == "step-000003"
 
 
+def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: NextMove.LEAVE}))
+    script = Script()
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
+    reason = script.heard[-1].reason
+    assert reason is not None and (reason.step, reason.steps_over) == (7, 3)
+    assert [reading["step"] for reading in reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(
     ("after", "key"),
     [
