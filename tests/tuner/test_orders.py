@@ -285,10 +285,8 @@ def run_at_gate(
     trial: int | None = None,
     **keywords: Any,
 ) -> tuple[bool, list[Event]]:
-    """Run a study that stays at the gate from an event `at` on; order `kind` then, and open the gate once it is done.
-
-    An enqueued configuration comes to its end before the gate opens where trials can run.
-    """
+    """Run a study that stays at a gate from an event `at` on; order `kind` then; once it is done (an enqueued trial,
+    where trials can run, ended) the gate opens."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
     events: list[Event] = []
 

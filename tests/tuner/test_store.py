@@ -301,8 +301,7 @@ def test_where_no_process_can_be_seen_the_leases_age_decides(tmp_path: Path, mon
 
 
 def test_any_text_and_any_number_is_stored(store: Store) -> None:
-    """PostgreSQL holds no NUL in a text, no number over 2^31 - 1 in an Integer, and no infinity in JSON; no database
-    holds half a character of UTF-16."""
+    """PostgreSQL holds no NUL, no Integer over 2^31 - 1 and no infinity in JSON; no database half a UTF-16 character."""
     study, lease = store.study("a"), store.acquire("a")
     config = {"seed": 2**31 + 5, "run": "\0"}
     row = store.add_trial(lease, NewTrial(0, Origin.SAMPLED, config, {}, 1, label="a\0b\udcff"))
