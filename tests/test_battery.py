@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # as for the scripts there
 
 from support.battery import pairs, report, runs  # noqa: E402
-from support.battery.recipes import GROUPS, PROMPTS, TRAIN  # noqa: E402
-from support.battery.tasks import STARTS, make_task, recipes  # noqa: E402
+from support.battery.recipes import PROMPTS, TRAIN  # noqa: E402
+from support.battery.tasks import STARTS, make_task  # noqa: E402
 
 RECIPE = pairs.recipes("open")[0]
 
@@ -46,23 +46,6 @@ def tokenizer(made: list[Path]) -> PreTrainedTokenizerFast:
 
 def prompts(folder: Path, split: str = "train") -> list[str]:
     return [json.loads(line)["prompt"] for line in (folder / PROMPTS / f"{split}.jsonl").read_text().splitlines()]
-
-
-def test_a_group_has_tasks_of_both_makers() -> None:
-    names = [task.name for group in GROUPS for task in recipes(group)]
-    assert len(set(names)) == len(names) == 14
-    assert recipes("open") == recipes("open")
-    assert [task.name for task in recipes("open", ("pairs",))] == ["pairs-open-0", "pairs-open-1"]
-
-
-def test_both_open_tasks_differ_where_searches_may_care() -> None:
-    first, second = pairs.recipes("open")
-    assert {first.architecture, second.architecture} == {"gpt2", "llama"}
-    assert {first.has_lora, second.has_lora} == {False, True}
-    assert first.offset * second.offset < 0
-    for task in (first, second):
-        assert 4 <= abs(task.offset) <= 40
-        assert task.scale < 1 / 3 or task.scale > 3
 
 
 def test_a_seed_decides_every_file(made: list[Path]) -> None:

@@ -91,3 +91,10 @@ def test_declarations_store_and_pages_never_import_torch() -> None:
     command = [sys.executable, "-c", FIRST_WITH_TORCH, *TORCH_FREE]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_worker_begins_without_torch_the_store_and_the_sampler() -> None:
+    heavy = "('torch', 'transformers', 'sqlalchemy', 'optuna')"
+    code = f"import sys, tuner.engine.worker; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

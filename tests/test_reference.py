@@ -31,16 +31,7 @@ def test_the_reference_is_what_the_declarations_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        COMMANDS,
-        HYPERPARAMETERS,
-        METRICS,
-        RULES,
-        trl.FIELDS,
-        study_file.TOP_LEVEL,
-        WORKER_SETTINGS,
-    ],
+    "names", [COMMANDS, HYPERPARAMETERS, METRICS, RULES, trl.FIELDS, study_file.TOP_LEVEL, WORKER_SETTINGS]
 )
 def test_nothing_that_is_declared_is_missing(names: Iterable[str]) -> None:
     page = reference.text()
@@ -62,9 +53,7 @@ def test_the_reference_says_what_every_status_origin_and_role_means() -> None:
         (reference.PROMPT_KEYS, task_file.PROMPT_KEYS),
     ],
 )
-def test_the_reference_has_the_keys_of_a_task_file_and_no_others(
-    described: Mapping[str, str], keys: Sequence[str]
-) -> None:
+def test_the_reference_has_the_keys_of_a_task_file_alone(described: Mapping[str, str], keys: Sequence[str]) -> None:
     assert sorted(key for names in described for key in names.split(", ")) == sorted(keys)
     assert all(f"`{key}`" in reference.TASK_KEYS["eval"] for key in task_file.EVAL_KEYS)
 

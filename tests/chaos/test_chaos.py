@@ -54,18 +54,9 @@ pytestmark = pytest.mark.chaos
 SEED = int(os.environ.get("CHAOS_SEED", "2026"))
 TRIALS = 150
 DISTURBANCES = {
-    WORKER: 120,
-    CONTROLLER: 45,
-    DATABASE: 30,
-    RIVAL_START: 10,
-    SECOND_RUN: 5,
-    HALT_WORKER: 10,
-    HALT_CONTROLLER: 10,
-    PAUSE: 10,
-    PAUSE_TRIAL: 30,
-    DISK: 10,
-    HOST: 10,
-}
+    WORKER: 120, CONTROLLER: 45, DATABASE: 30, RIVAL_START: 10, SECOND_RUN: 5, HALT_WORKER: 10, HALT_CONTROLLER: 10,
+    PAUSE: 10, PAUSE_TRIAL: 30, DISK: 10, HOST: 10,
+}  # fmt: skip
 PPO_DISTURBANCES = {WORKER: 3, CONTROLLER: 2, HALT_WORKER: 1, PAUSE_TRIAL: 3}
 METRICS = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 
@@ -153,17 +144,13 @@ PPO_STUDY = {
     "threads": 1,
     "seed": 5,
     "fixed": {
-        "total_episodes": 160,
-        "batch_size": 16,
-        "mini_batch_size": 8,
-        "num_ppo_epochs": 1,
-        "response_length": 8,
+        "total_episodes": 160, "batch_size": 16, "mini_batch_size": 8, "num_ppo_epochs": 1, "response_length": 8,
         "eval_every_episodes": 80,
     },
     "search": {"learning_rate": "advised"},
     "sampler": {"name": "random"},
     "kl": {"budget": 10.0, "limit": 1000.0},
-}
+}  # fmt: skip
 
 
 @pytest.mark.timeout(3600)

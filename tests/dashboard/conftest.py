@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
-from streamlit.testing.v1 import AppTest
 
 from dashboard import access
 from tests.chromium import NoBrowser
@@ -15,8 +14,6 @@ from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import COURSES, TOKEN
 from tests.dashboard.fake_store import STUDY
-from tests.dashboard.shown import Page
-from tests.waiting import SECONDS
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
@@ -49,28 +46,11 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
-    """Return the page of curves on a store, not run yet."""
-
-    def script() -> None:
-        from dashboard.views import common, curves
-
-        curves.page(common.choose())
-
-    def on(path: Path) -> AppTest:
-        monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-        return AppTest.from_function(script, default_timeout=SECONDS)
-
-    return on
-
-
 @pytest.fixture(autouse=True)
-def same_main_module() -> Iterator[None]:
-    """`AppTest` leaves the page's script as `__main__`; a process spawned later would run it."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AppTest` leaves a page's script as `__main__`, which a process spawned later would run; `page`, its storage."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "sqlite:///none.db")
 
 
 @pytest.fixture

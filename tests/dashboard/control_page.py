@@ -3,6 +3,7 @@
 from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.shown import run
 from tests.waiting import SECONDS
 from tuner.store import Order, Store
 from tuner.study.status import Status
@@ -31,12 +32,6 @@ def page(token: str = TOKEN, **link: str) -> AppTest:
     app = AppTest.from_function(control_page, default_timeout=SECONDS)
     app.query_params.update(link | ({"token": token} if token else {}))
     return run(app)
-
-
-def run(app: AppTest) -> AppTest:
-    app.run()
-    assert not app.exception
-    return app
 
 
 def press(app: AppTest, label: str) -> AppTest:

@@ -1,13 +1,10 @@
 """A store with made-up but realistic PPO curves, for tests of the dashboard and for looking at it.
 
 Two studies: `STUDY` has a number of trials, which are evaluated regularly; `BOUNDED` has a budget, and its trials are
-evaluated where their KL is about to cross the KL budget, too. `python tests/dashboard/fake_store.py PATH` writes the first;
-with `--live` its running trials go on, a step a second, until interrupted.
+evaluated where their KL is about to cross the KL budget, too.
 """
 
-import argparse
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,11 +46,7 @@ SPEC = StudySpec.from_dict(
 
 BOUNDED = "reviews-bounded"
 BOUNDED_SPEC = StudySpec.from_dict(
-    {
-        **{key: value for key, value in SPEC.to_dict().items() if key != "trials"},
-        "name": BOUNDED,
-        "budget": 14,
-    },
+    {**{key: value for key, value in SPEC.to_dict().items() if key != "trials"}, "name": BOUNDED, "budget": 14},
     "the fake study with a budget",
 )
 STEP_SECONDS, EVALUATION_SECONDS = 0.8, 0.5
@@ -311,21 +304,3 @@ def _outcome(store: Store, trial: TrialRow, course: Course, reason: Reason | Non
     if course.status is Status.FAILED:
         return Outcome(course.status, reason)
     return judged(store, trial, SPEC, course.status, reason)
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--live", action="store_true", help="go on with the running trials, a step a second")
-    arguments = parser.parse_args()
-    store = build(arguments.path, held=arguments.live)
-    while arguments.live and add_live_step(store):
-        time.sleep(1)
-    if arguments.live:
-        lease = Lease(store.study(STUDY).id, 1)
-        store.set_finished(lease)
-        store.release(lease)
-
-
-if __name__ == "__main__":
-    _main()

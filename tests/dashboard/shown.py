@@ -1,32 +1,35 @@
 """Running one page on a store, for the tests of the analysis pages."""
 
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard import fake_store
 from tests.dashboard.fake_store import Course
 from tests.waiting import SECONDS
 from tuner.store import NewTrial, Outcome, Store
 from tuner.study.status import Origin, Role, Status
 
+PAGES = Path(__file__).parents[2] / "dashboard" / "pages.py"
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 
 
-Page = Callable[[Path], AppTest]
-"""A page on a store, not run yet."""
+def page(module: str, path: Path, **query: str | list[str]) -> AppTest:
+    """Return the page `module` on the store at `path`, which becomes the default, with a link's query, run once."""
+    script = f"from dashboard.views import common, {module}\n{module}.page(common.choose())"
+    return on(path, AppTest.from_string(script, default_timeout=SECONDS), query)
 
 
-def page(module: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
-    """Return the page `module` on the store at `path` with a link's query, run once."""
-    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    app = AppTest.from_string(
-        f"from dashboard.views import common, {module}\n{module}.page(common.choose())", default_timeout=SECONDS
-    )
+def app(path: Path, **query: str | list[str]) -> AppTest:
+    """Return the same of the whole dashboard, whose first page is the answer."""
+    return on(path, AppTest.from_file(PAGES, default_timeout=SECONDS), query)
+
+
+def on(path: Path, app: AppTest, query: Mapping[str, str | list[str]]) -> AppTest:
+    os.environ["PPO_TUNER_STORAGE"] = f"sqlite:///{path}"
     app.query_params.update(query)
     return run(app)
 
@@ -64,11 +67,6 @@ def charts(app: AppTest) -> list[str]:
 def kinds_with(app: AppTest, marker: str) -> set[str]:
     """The kinds of elements that hold `marker` anywhere in what is sent to the browser."""
     return {node.type for node in app.main if node.type != "main" and marker in str(node.proto)}
-
-
-def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
-    fake_store.build(path, courses=courses).close()
-    return page(path)
 
 
 def change(path: Path, statement: str, *values: str) -> None:

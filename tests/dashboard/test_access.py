@@ -36,7 +36,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
 
 
-def test_the_token_is_the_one_that_was_handed_over_and_is_handed_to_nobody_else() -> None:
+def test_the_token_is_the_one_handed_over_and_is_handed_to_nobody_else() -> None:
     assert access.token() == TOKEN
     assert TOKEN_VARIABLE not in os.environ
     access.require_order(TOKEN)
@@ -143,7 +143,7 @@ def test_the_cookie_counts_only_for_this_servers_own_pages(
     assert access.may_order() is permits
 
 
-def test_nothing_of_the_dashboard_reads_pickles_draws_html_of_others_or_starts_a_process() -> None:
+def test_the_dashboard_reads_no_pickles_draws_no_html_and_starts_nothing() -> None:
     """Names in the source; `st.html` may draw what the dashboard itself wrote."""
     forbidden = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle", "read_pickle", "to_pickle"}
     forbidden |= {

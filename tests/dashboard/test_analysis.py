@@ -39,12 +39,12 @@ def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **more: 
 # The front
 
 
-def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_policy() -> None:
+def test_the_front_is_what_no_other_evaluation_beats_never_the_sft_policy() -> None:
     points = evaluated((0, 0, 9.0, 0.0), (0, 4, 1.0, 2.0), (0, 8, 0.9, 3.0), (1, 4, 1.5, 3.0), (1, 8, 1.5, 2.5))
     assert analysis.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
 
 
-def test_what_each_part_of_the_budget_buys_counts_standard_errors_and_nothing_over_it_unless_it_is_there() -> None:
+def test_what_each_part_of_the_budget_buys_counts_standard_errors() -> None:
     points = evaluated(
         (0, 0, 0.5, 0.0), (0, 4, 1.0, 2.0), (0, 8, 2.0, 3.8), (1, 4, 1.8, 5.0), (1, 8, 2.5, 7.9), error=0.3
     )  # fmt: skip
@@ -81,19 +81,9 @@ def test_where_the_best_lie_is_told_with_where_to_look_next(span: Dimension | No
 POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
 
 
-@given(points=POINTS, budget=some.floats(0, 30), error=some.sampled_from([NAN, 0.0, 0.5]))
-def test_trained_checkpoints_within_a_budget_are_those_whose_kl_and_its_error_are(
-    points: list[tuple[int, int, float, float]], budget: float, error: float
-) -> None:
-    within = [step for _, step, _, kl in points if step > 0 and kl + (error if error > 0 else 0) <= budget]
-    assert sorted(analysis.trained_within(evaluated(*points, error=error), budget)["step"]) == sorted(within)
-
-
 @given(points=some.lists(some.tuples(some.integers(1, 9), some.floats(-2, 2), some.floats(0, 30)), min_size=1),
        budget=some.floats(0, 30))  # fmt: skip
-def test_the_highest_of_them_is_what_a_trial_is_judged_by(
-    points: list[tuple[int, float, float]], budget: float
-) -> None:
+def test_a_trial_is_judged_by_the_highest_of_them(points: list[tuple[int, float, float]], budget: float) -> None:
     frame = evaluated(*((0, step, reward, kl) for step, reward, kl in points), error=0.5)
     rows = [
         {"step": step, "eval/reward": reward, "eval/reward_se": 0.1, "eval/kl": kl, "eval/kl_se": 0.5}
@@ -102,13 +92,6 @@ def test_the_highest_of_them_is_what_a_trial_is_judged_by(
     judged, within = trial_value(rows, budget), analysis.trained_within(frame, budget)
     assert within.empty == (judged.value is None)
     assert within.empty or within["reward"].max() == judged.value
-
-
-def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
-    points = evaluated((0, 3, 1.0, 2.0), (1, 3, 1.5, 3.0))
-    found = analysis.checkpoint_of(points, 1, 3)
-    assert found is not None and (found.trial, found.episode, found.reward) == (1, 192, 1.5)
-    assert analysis.checkpoint_of(points, 1, 4) is None
 
 
 # Reward hacking
@@ -208,7 +191,7 @@ TRIALS = pd.DataFrame(
 )
 
 
-def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved() -> None:
+def test_what_ended_early_has_its_rule_its_share_and_what_it_saved() -> None:
     early = analysis.ended_early(TRIALS)
     assert early["number"].tolist() == [1, 2, 3, 5]
     assert early["rule"].tolist() == [RULES["kl_limit"].label] * 2 + ["A person", "Another rule"]
@@ -244,7 +227,7 @@ STEPS = read_at(
 )  # fmt: skip
 
 
-def test_each_rise_of_the_best_value_is_at_what_the_search_had_spent_by_then() -> None:
+def test_each_rise_of_the_best_value_is_at_what_had_been_spent_by_then() -> None:
     found = analysis.best_so_far(ROWS, STEPS, BOUNDED_SPEC)
     assert found["trial"].tolist() == [0, 1, 0], "a KL of 9.8 with an error of 0.5 is over 10; a fork is no search"
     assert found["value"].tolist() == [0.9, 1.1, 1.5]
@@ -252,7 +235,7 @@ def test_each_rise_of_the_best_value_is_at_what_the_search_had_spent_by_then() -
     assert found["seconds"].tolist() == pytest.approx([9.6, 21.6, 9.6 + 12 + 32 + 86.4])
 
 
-def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() -> None:
+def test_what_failed_or_broke_raises_nothing_and_what_runs_counts() -> None:
     own = STEPS[STEPS["trial"] == 0]
     failed = trial_row(0, status=Status.FAILED, episodes=1920, value_step=3)
     for row in (failed, pruned(0, "nonfinite", episodes=1920, value_step=3)):

@@ -84,9 +84,7 @@ def test_every_view_shows_hostile_texts_and_obeys_none(hostile: Server, visit: V
 
 
 @pytest.mark.browser
-def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
-    hostile: Server, visit: Visit, tmp_path: Path
-) -> None:
+def test_a_table_is_saved_as_csv_and_no_cell_is_a_formula(hostile: Server, visit: Visit, tmp_path: Path) -> None:
     visit.page.add_init_script("delete window.showSaveFilePicker")  # which would wait for a person
     visit.open(f"{hostile.address}/?study={fake_store.STUDY}")
     table = visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
@@ -152,9 +150,7 @@ def test_a_token_that_was_typed_is_kept_too(hostile: Server, visit: Visit) -> No
 
 
 @pytest.mark.browser
-def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
-    hostile: Server, browser: Browser
-) -> None:
+def test_of_two_browsers_only_the_one_with_the_token_steers_the_study(hostile: Server, browser: Browser) -> None:
     address = f"{hostile.address}/control?study={fake_store.STUDY}&part=Steer"
     with real.visit(browser) as first, real.visit(browser) as second:
         second.open(address)
@@ -196,9 +192,7 @@ def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str,
 
 
 @pytest.mark.browser
-def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
-    tmp_path: Path, browser: Browser, visit: Visit
-) -> None:
+def test_a_server_started_again_asks_for_its_own_token(tmp_path: Path, browser: Browser, visit: Visit) -> None:
     fake_store.build(tmp_path / "store.db").close()  # with a failed trial
     storage, port = f"sqlite:///{tmp_path / 'store.db'}", free_port()
     with real.serve(storage, tmp_path, port=port) as server:

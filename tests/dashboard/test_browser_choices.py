@@ -103,9 +103,7 @@ def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: 
         visit.page.wait_for_url(lambda url: "window=" not in url)
 
 
-def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_chosen(
-    browser: Browser, server: Server
-) -> None:
+def test_a_box_over_points_marks_their_trials_in_every_figure(browser: Browser, server: Server) -> None:
     with opened(browser, server, f"why?study={STUDY}&more=true", width=1440) as visit:
         figures = visit.page.locator(
             '.js-plotly-plot:has(.scatterlayer):not([class*="-narrow-only"] *, [class*="st-key-gauntlet"] *)'

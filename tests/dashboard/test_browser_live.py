@@ -61,9 +61,7 @@ def server(store: Store) -> Iterator[Server]:
 # What stays, and what does not, while a study runs
 
 
-def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
-    browser: Browser, server: Server, store: Store
-) -> None:
+def test_refreshes_show_what_is_new_and_leave_the_readers_view(browser: Browser, server: Server, store: Store) -> None:
     with (
         opened(browser, server, f"runs{QUERY}") as curves,
         opened(browser, server, QUERY) as overview,

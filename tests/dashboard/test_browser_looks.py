@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Browser, expect
 
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -96,9 +95,7 @@ def _cut_off(visit: Visit) -> list[str]:
 
 
 @pytest.mark.parametrize("place", FIRST_SCREENS)
-def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
-    browser: Browser, server: Server, place: str
-) -> None:
+def test_what_a_page_is_about_begins_in_the_windows_upper_third(browser: Browser, server: Server, place: str) -> None:
     """The first chart, table or figure; on Answer the card, of one trial its numbers, of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
@@ -115,9 +112,7 @@ def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
 
 
 @pytest.mark.parametrize("place", PAGES)
-def test_a_window_holds_few_words_beside_tables_and_charts(
-    browser: Browser, server: Server, store: Store, place: str
-) -> None:
+def test_a_window_holds_few_words_beside_its_data(browser: Browser, server: Server, store: Store, place: str) -> None:
     for query in (f"?study={fake_store.STUDY}", f"?study={DONE}"):
         store.renew(Lease(store.study(fake_store.STUDY).id, 1))  # a study that runs
         with opened(browser, server, _with_query(place, query), width=1440, height=900) as visit:
@@ -126,87 +121,8 @@ def test_a_window_holds_few_words_beside_tables_and_charts(
             assert 10 < len(words) <= MOST_WORDS, " ".join(words)
 
 
-def test_captions_are_easily_read(browser: Browser, server: Server) -> None:
-    for dark in (False, True):
-        with opened(browser, server, f"samples{QUERY}", dark=dark) as visit:
-            caption = visit.page.get_by_test_id("stCaptionContainer").first
-            caption.wait_for()
-            until(partial(_is_easily_read, visit, caption))  # the style sheet may come after the text
-
-
-def _is_easily_read(visit: Visit, caption: Locator) -> bool:
-    text, opacity = caption.evaluate("one => [getComputedStyle(one).color, getComputedStyle(one).opacity]")
-    ground = visit.page.get_by_test_id("stApp").evaluate("app => getComputedStyle(app).backgroundColor")
-    share = float(opacity)
-    mixed = [share * a + (1 - share) * b for a, b in zip(_parts(text), _parts(ground), strict=True)]
-    assert "rgba" not in text
-    return _contrast(f"rgb({','.join(map(str, mixed))})", _luminance(ground)) >= 4.5
-
-
-def _parts(colour: str) -> list[float]:
-    return [float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-
-
-def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: Server) -> None:
-    with opened(browser, server, f"runs{QUERY}", dark=True) as visit:
-        chart = visit.page.locator('[data-testid="stEChartsChart"] canvas').first
-        chart.wait_for()
-        assert (
-            _luminance(visit.page.get_by_test_id("stApp").evaluate("app => getComputedStyle(app).backgroundColor"))
-            < 0.05
-        )
-        until(lambda: _brightest(chart) > 0.5)  # the names of the axis
-        visit.open(f"{server.address}/{_with_query(RUNS[1], QUERY)}")
-        figure = visit.page.locator(".js-plotly-plot").first
-        figure.locator(".xtitle").wait_for()
-        fills = figure.evaluate(
-            """figure => [...figure.querySelectorAll('text')].filter(text => {
-                const ground = text.closest('.annotation')?.querySelector('rect.bg');  // a trial's number has its own
-                return text.textContent && !(ground && getComputedStyle(ground).fillOpacity > 0.5);
-            }).map(text => getComputedStyle(text).fill)"""
-        )
-        assert len(fills) > 10
-        assert min(_contrast(fill) for fill in fills) > 3
-
-
-def _brightest(chart: Locator) -> float:
-    """Return the brightest opaque grey below a chart's horizontal axis, 0 to 1."""
-    return float(
-        chart.evaluate(
-            """canvas => {
-                const {data} = canvas.getContext("2d").getImageData(0, canvas.height - 40, canvas.width, 40);
-                let bright = 0;
-                for (let at = 0; at < data.length; at += 4)
-                    if (data[at + 3] > 200) bright = Math.max(bright, Math.min(data[at], data[at + 1], data[at + 2]));
-                return bright / 255;
-            }"""
-        )
-    )
-
-
-def _luminance(colour: str) -> float:
-    """Return the relative luminance of a CSS colour `rgb(…)`, as WCAG has it."""
-    parts = [part / 255 for part in _parts(colour)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _contrast(colour: str, ground: float = 0.01) -> float:
-    """Return a colour's contrast to the dark page, 1 to 21."""
-    light, dark = sorted((_luminance(colour), ground), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Browser, server: Server) -> None:
-    wanted = {
-        "Study",
-        "Trials",
-        "KL budget",
-        "Curves",
-        "Metrics",
-        "KL by β",
-        "Axes and smoothing",
-    }
+    wanted = {"Study", "Trials", "KL budget", "Curves", "Metrics", "KL by β", "Axes and smoothing"}
     with opened(browser, server, f"runs{QUERY}") as visit:
         visit.sees("Score")  # drawn to the end
         visit.page.add_style_tag(content="* { transition: none !important; animation: none !important }")

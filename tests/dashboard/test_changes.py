@@ -31,21 +31,21 @@ def orders(path: Path) -> list[Order]:
         store.close()
 
 
-def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("trial", path, monkeypatch, n="2")
+def test_each_change_is_told_with_its_command(path: Path) -> None:
+    app = page("trial", path, n="2")
     assert "What to change" in shown.subheaders(app)
     assert any(one.value.startswith("**KL too high.** ") and " Try " in one.value for one in app.markdown)
     assert any(code.startswith(f"ppo-tuner enqueue {STUDY} --set ") for code in shown.codes(app))
     assert not [button for button in app.button if button.label.startswith("Add to queue")], (
         "without the token it only tells"
     )
-    fine = page("trial", path, monkeypatch, n="0")
+    fine = page("trial", path, n="0")
     assert not [name for name in shown.subheaders(fine) if name.startswith("What to change")]
 
 
 def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "session_token", lambda: TOKEN)
-    app = page("trial", path, monkeypatch, n="2")
+    app = page("trial", path, n="2")
     button = next(button for button in app.button if button.label.startswith("Add to queue: "))
     button.click()
     app = shown.run(app)

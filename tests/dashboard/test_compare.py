@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED, STUDY
-from tests.dashboard.shown import GOOD, page
+from tests.dashboard.shown import page
 from tests.tuner import made_study
 from tuner.confirm.headline import ONE_SEED
 from tuner.confirm.plan import Plan
@@ -36,8 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=["7", "14"])
+def test_only_the_differing_settings_are_shown(built: Path) -> None:
+    app = page("compare", built, trial=["7", "14"])
     settings = app.dataframe[0].value
     assert settings.to_numpy().tolist() == [
         ["Line", "━━━", "━━━"],
@@ -45,23 +45,14 @@ def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.
     ]
 
 
-def test_each_trial_has_the_line_that_it_has_in_the_charts(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=["0", "8"])
-    assert colours(app, 0) == {"row0_col1": "color: #0072B2", "row0_col2": "color: #806020"}
-
-
 @pytest.mark.parametrize(("trial", "columns"), [("7", ["trial 7", "trial 9"]), ("9", ["trial 0", "trial 9"])])
-def test_a_trial_chosen_alone_is_beside_the_answer_and_the_answer_beside_the_reference(
-    built: Path, monkeypatch: pytest.MonkeyPatch, trial: str, columns: list[str]
-) -> None:
-    app = page("compare", built, monkeypatch, trial=[trial, trial])
+def test_a_trial_chosen_alone_is_beside_answer_or_reference(built: Path, trial: str, columns: list[str]) -> None:
+    app = page("compare", built, trial=[trial, trial])
     assert list(app.dataframe[1].value.columns) == ["outcome", *columns]
 
 
-def test_outcomes_are_one_number_a_trial_with_the_difference_to_the_reference(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("compare", built, monkeypatch, trial=["7", "0", "2", "8"])
+def test_outcomes_are_one_number_a_trial_and_its_difference(built: Path) -> None:
+    app = page("compare", built, trial=["7", "0", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert list(outcomes.columns) == ["trial 0", "trial 7", "trial 2", "trial 8"]
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
@@ -72,9 +63,7 @@ def test_outcomes_are_one_number_a_trial_with_the_difference_to_the_reference(
     assert said[0].startswith("Trial 7 against trial 0: +0.298 ± 0.049 reward")
 
 
-def test_what_ran_on_fresh_seeds_has_their_means_and_their_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ran_on_fresh_seeds_has_their_means_and_their_difference(tmp_path: Path) -> None:
     store = fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE)
     made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3))
     [confirmation] = confirmations(store, read_study(store, BOUNDED))
@@ -82,7 +71,7 @@ def test_what_ran_on_fresh_seeds_has_their_means_and_their_difference(
     assert best is not None and best.reward is not None and best.kl is not None and reference is not None
     lead = confirmation.lead(best, reference)
     assert lead is not None
-    app = page("compare", tmp_path / "store.db", monkeypatch, trial=["1", str(best.trial.number), "0"])
+    app = page("compare", tmp_path / "store.db", trial=["1", str(best.trial.number), "0"])
     outcomes = app.dataframe[1].value.set_index("outcome")[["trial 1", f"trial {best.trial.number}"]]
     assert outcomes.loc["Reward"].iloc[1] == best.reward.text
     assert outcomes.loc["Eval KL (nats)"].iloc[1] == f"{best.kl.mean:.2f}"
@@ -91,8 +80,8 @@ def test_what_ran_on_fresh_seeds_has_their_means_and_their_difference(
     assert told in shown.texts(app)
 
 
-def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=["7", "0"])
+def test_each_trial_has_the_command_that_trains_it_for_real(built: Path) -> None:
+    app = page("compare", built, trial=["7", "0"])
     where = f"--storage sqlite:///{built}"
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (0, 7)]
     headers = [
@@ -102,31 +91,14 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
     assert app.dataframe[1].value.loc[1].tolist() == ["Role", "reference", ""]
 
 
-def test_a_trial_that_the_guard_ended_has_a_change_to_try_instead(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=["2", "0"])
-    again, change = shown.codes(app)
-    assert again.startswith(f"ppo-tuner train --from {STUDY} 0 ")
-    assert change.startswith(f"ppo-tuner enqueue {STUDY} --set ") and "trial 2, " in change
-
-
-def test_nothing_chosen_compares_the_default_ones(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch)
+def test_nothing_chosen_compares_the_default_ones(built: Path) -> None:
+    app = page("compare", built)
     assert list(app.dataframe[1].value.columns) == ["outcome", "trial 0", "trial 9"]
     assert not app.get("plotly_chart")
     assert "Different settings" in shown.subheaders(app)
 
 
-def test_more_than_six_trials_are_cut_and_that_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=[str(number) for number in range(8)])
+def test_more_than_six_trials_are_cut_and_that_is_said(built: Path) -> None:
+    app = page("compare", built, trial=[str(number) for number in range(8)])
     assert len(app.dataframe[1].value.columns) == 7
     assert "Shown are 6 of 8 trials. Choose others in the sidebar." in shown.infos(app)
-
-
-def test_few_trials_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_store.build(tmp_path / "one.db", courses=(GOOD,)).close()
-    assert len(shown.infos(page("compare", tmp_path / "one.db", monkeypatch))) == 1
-    fake_store.build(tmp_path / "none.db", courses=()).close()
-    assert shown.subheaders(page("compare", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
-    fake_store.build(tmp_path / "same.db", courses=(GOOD, GOOD)).close()
-    app = page("compare", tmp_path / "same.db", monkeypatch, trial=["0", "1"])
-    assert "Their configurations are equal." in shown.infos(app)

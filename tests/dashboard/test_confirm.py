@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import data, safe_text, style
+from dashboard import data, safe_text
 from dashboard.views import confirm as view
 from dashboard.views import sidebar
 from dashboard.views.confirm import Measurement
@@ -55,8 +55,8 @@ def configurations(app: AppTest) -> pd.DataFrame:
     return table
 
 
-def test_before_a_confirmation_the_card_has_the_command_for_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("answer", path, monkeypatch)
+def test_before_a_confirmation_the_card_has_the_command_for_it(path: Path) -> None:
+    app = page("answer", path)
     assert shown.codes(app)[0] == f"ppo-tuner confirm {BOUNDED} --storage sqlite:///{path}"
     assert "20 runs of 1,920 episodes will confirm trial 5, trial 6, trial 7 and the reference" in app.subheader[0].help
 
@@ -68,33 +68,29 @@ def test_before_a_confirmation_the_card_has_the_command_for_it(path: Path, monke
         ("UPDATE ppo_studies SET finished_at = NULL, paused_at = 1", "resume"),
     ],
 )
-def test_a_search_that_has_not_ended_is_to_finish_first(
-    path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, word: str
-) -> None:
+def test_a_search_that_has_not_ended_is_to_finish_first(path: Path, statement: str, word: str) -> None:
     shown.change(path, statement)
-    assert shown.codes(page("answer", path, monkeypatch)) == [f"ppo-tuner {word} {BOUNDED} --storage sqlite:///{path}"]
+    assert shown.codes(page("answer", path)) == [f"ppo-tuner {word} {BOUNDED} --storage sqlite:///{path}"]
 
 
-def test_device_time_tells_confirming_runs_from_the_search(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_time_tells_confirming_runs_from_the_search(path: Path) -> None:
     store = opened(path)
     confirm(store, Plan(top=1, seeds=3))
     store.close()
     shown.change(path, "UPDATE ppo_trials SET seconds = 100 WHERE role = 'confirm'")
-    app = page("answer", path, monkeypatch)
+    app = page("answer", path)
     app.session_state["cost"] = True
     spent = next(one.value for one in shown.run(app).dataframe if "on" in one.value).set_index("on")
     assert spent.loc["confirming runs", ["trials", "seconds"]].tolist() == [6, 600]
     assert spent["share"].sum() == pytest.approx(100)
 
 
-def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(path: Path) -> None:
     store = opened(path)
     confirm(store, Plan(top=2, seeds=3))
     (found,) = confirmations(store, read_study(store, BOUNDED))
     store.close()
-    app = page("answer", path, monkeypatch)
+    app = page("answer", path)
     assert found.best is not None and app.subheader[0].value == safe_text.in_markdown(found.verdict)
     assert shown.codes(app) == [
         f"ppo-tuner train --from {BOUNDED} {found.best.trial.number} --storage sqlite:///{path}"
@@ -108,31 +104,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert "three numbers" in shown.charts(app)
 
 
-def test_the_picture_has_the_rewards_over_the_reference_the_kls_and_the_lengths() -> None:
-    rows = [
-        view.Row(5, "trial 5", (Measurement(1.0, 0.5, 1.5), Measurement(4.0, 3.0, 5.0, (3.5, 4.5)),
-                                Measurement(dots=(1.2, 1.6)))),
-        view.Row(0, "reference (0)", (Measurement(), Measurement(2.0), Measurement(dots=(1.0,)))),
-    ]  # fmt: skip
-    drawn = view.picture(rows, style.looks([0, 5]), 6.0)
-    lines = [mark["data"] for one in drawn["series"] if (mark := one.get("markLine"))]
-    assert [line[0]["xAxis"] for line in lines] == [0.0, 6.0, 1.5], "no difference, the KL budget, the length limit"
-    of_trial = [one for one in drawn["series"] if one["name"].startswith("trial 5: ")]
-    assert [one["data"] for one in of_trial if one["type"] == "line"] == [
-        [[0.5, "trial 5"], [1.5, "trial 5"]], [[3.0, "trial 5"], [5.0, "trial 5"]]
-    ]  # fmt: skip
-    dots = [
-        [at for at, _ in one["data"]] for one in of_trial if one.get("symbol") != "diamond" and one["type"] != "line"
-    ]
-    assert dots == [[], [3.5, 4.5], [1.2, 1.6]]
-    assert {one["itemStyle"]["color"] for one in of_trial} == {"#D55E00"}
-    for axis, (low, high) in zip(drawn["xAxis"], [(0.0, 1.5), (2.0, 6.0), (1.0, 1.6)], strict=True):
-        assert axis["min"] < low and axis["max"] > high
-
-
-def test_the_picture_of_what_nothing_confirmed_is_of_one_seed_with_two_errors(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_what_nothing_confirmed_has_two_errors(path: Path) -> None:
     with closing(opened(path)) as store:
         snapshot = data.snapshot(store, BOUNDED)
         answer = of_study(store, snapshot.view)
@@ -144,27 +116,25 @@ def test_the_picture_of_what_nothing_confirmed_is_of_one_seed_with_two_errors(
     assert len(lengths.dots) == 1 and reference.measurements[0] == Measurement()
 
 
-def test_a_tie_has_the_command_of_the_reference_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tie_has_the_command_of_the_reference_alone(path: Path) -> None:
     store = opened(path)
     confirm(store, Plan(top=1, seeds=3))
     store.close()
     shown.change(path, "UPDATE ppo_test_readings SET reward = 1 + 0.03 * (trial_id % 3) WHERE step > 0")
-    app = page("answer", path, monkeypatch)
+    app = page("answer", path)
     assert [code.split(" --storage")[0] for code in shown.codes(app)] == [f"ppo-tuner train --from {BOUNDED} 0"]
 
 
-def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path) -> None:
     store = opened(path)
     confirm(store, Plan(top=1, seeds=3), read=0)
     store.close()
-    app = page("answer", path, monkeypatch)
+    app = page("answer", path)
     assert configurations(app)["note"].tolist() == ["3 not evaluated yet", "3 not evaluated yet"]
 
 
 @pytest.mark.parametrize("budget", [None, 3.0, 14.0])
-def test_the_card_has_one_answer_under_any_budget(
-    path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
-) -> None:
+def test_the_card_has_one_answer_under_any_budget(path: Path, budget: float | None) -> None:
     """What the card, other pages' line and commands print agrees, whatever was confirmed for the study's own budget."""
     store = opened(path)
     confirm(store, Plan(top=2, seeds=3))
@@ -173,8 +143,8 @@ def test_the_card_has_one_answer_under_any_budget(
     store.close()
     assert found is not None and (found.confirmed is None) == (budget is not None)
     link = {} if budget is None else {"budget": f"{budget:g}"}
-    app = page("answer", path, monkeypatch, **link)
+    app = page("answer", path, **link)
     assert app.subheader[0].value == safe_text.in_markdown(found.decision)
     assert shown.codes(app) == [f"{to_copy(found.launch)} --storage sqlite:///{path}"]
-    other = page("runs", path, monkeypatch, **link)
+    other = page("runs", path, **link)
     assert found.decision in [one.proto.label for one in other.get("page_link")]

@@ -6,8 +6,9 @@ import pytest
 
 from dashboard import steering
 from ppo_core import checkpoint
-from tests.dashboard.control_page import orders, page, press, run, texts
+from tests.dashboard.control_page import orders, page, press, texts
 from tests.dashboard.fake_store import HOSTILE, STUDY
+from tests.dashboard.shown import run
 from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.store import Store

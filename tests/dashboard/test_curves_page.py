@@ -7,23 +7,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from tests.dashboard import fake_store
-from tests.dashboard.fake_store import STUDY, Course
-from tests.dashboard.shown import (
-    Page,
-    change,
-    charts,
-    page_of,
-    run,
-    subheaders,
-)
-from tuner.study.status import Status
+from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import charts, page, run, subheaders
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
-    app = run(curves(built))
+def test_the_curves_of_a_study(built: Path) -> None:
+    app = page("curves", built)
     assert subheaders(app) == ["Training KL", "Eval reward", "Score"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
     assert not app.caption, "headings explain themselves when pointed at"
@@ -36,46 +27,32 @@ def names_in_colour(app: AppTest) -> set[str]:
     return {series["name"] for series in spec["series"] if series.get("symbol") == "none"}
 
 
-def test_without_a_choice_the_answer_the_reference_and_what_runs_are_in_colour(built: Path, curves: Page) -> None:
-    app = run(curves(built))
+def test_without_a_choice_answer_reference_and_what_runs_are_in_colour(built: Path) -> None:
+    app = page("curves", built)
     assert names_in_colour(app) == {"Trial 0", "Trial 9", "Trial 13"}
     app.multiselect(key="trial").set_value([5, 2])
     assert names_in_colour(run(app)) == {"Trial 2", "Trial 5"}
 
 
-def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
-    app = curves(built)
-    named = {"trial": ["2", "5"], "axis": "step", "scale": "log"}
-    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: Training KL"], **named})
-    run(app)
+def test_a_link_shows_what_it_names(built: Path) -> None:
+    named = ["Policy: Entropy", "KL and reward: Training KL"]
+    app = page("curves", built, study=STUDY, trial=["2", "5"], axis="step", scale="log", metric=named)
     assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves"]
     entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])
     assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
 
 
-def test_metrics_that_no_trial_has_are_named_in_one_line_and_leave_no_gap(built: Path, curves: Page) -> None:
-    app = curves(built)
+def test_metrics_that_no_trial_has_are_named_in_one_line_and_leave_no_gap(built: Path) -> None:
     named = ["Losses: all", "Policy: Entropy", "KL and reward: Training KL"]
-    app.query_params.update({"study": STUDY, "trial": "9", "metric": named})
-    assert "Not measured in these trials: Policy loss, Value loss, KL loss." in [one.value for one in run(app).caption]
+    app = page("curves", built, study=STUDY, trial="9", metric=named)
+    assert "Not measured in these trials: Policy loss, Value loss, KL loss." in [one.value for one in app.caption]
     assert subheaders(app) == ["Entropy", "Training KL"]
 
 
-def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:
-    assert subheaders(run(page_of(tmp_path / "none.db", curves, ()))) == ["No trials yet"]
-    path = tmp_path / "begun.db"
-    fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
-    change(path, "DELETE FROM ppo_steps")
-    app = run(curves(path))
-    assert "No trial has reported a step yet." in [info.value for info in app.info]
-
-
-def test_trials_can_be_grouped_by_a_setting_and_charts_share_a_cursor(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params.update(
-        {"by": HYPERPARAMETERS["cliprange"].label, "group": "true", "linked": "true", "metric": "Policy: all"}
-    )
-    assert len(charts(run(app))) == 1
+def test_trials_can_be_grouped_by_a_setting_and_charts_share_a_cursor(built: Path) -> None:
+    by = HYPERPARAMETERS["cliprange"].label
+    app = page("curves", built, by=by, group="true", linked="true", metric="Policy: all")
+    assert len(charts(app)) == 1
     spec = json.loads(app.get("echarts_chart")[0].proto.spec)
     assert len(spec["grid"]) == 2, "those of the group that were measured"
     assert {series["name"] for series in spec["series"]} >= {"up to 0.2", "over 0.2"}

@@ -13,9 +13,8 @@ import pytest
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.curve_points import points_of
-from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
-from ppo_core.loading.task_file import get_task
-from ppo_core.report import StepReport, TokenReadings
+from dashboard.views import curve_charts, samples, studies, trials_table
+from ppo_core.report import StepReport
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED, HOSTILE, STORED, STUDY, Course
 from tests.tuner import made_study
@@ -60,14 +59,6 @@ def test_a_snapshot_has_a_row_for_every_trial_by_number(snapshot: data.Snapshot)
     completed = trial(snapshot, 7)
     assert (completed["rule"], completed["reason"]) == ("", "")
     assert (completed["value"], completed["kl"]) == (pytest.approx(1.721, abs=1e-3), pytest.approx(9.121, abs=1e-3))
-
-
-def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapshot) -> None:
-    assert (data.total(snapshot.view), snapshot.view.ended) == (14, 13)
-    assert snapshot.kl_pruned == [2, 6]
-    best = snapshot.view.best()
-    assert best is not None and best.number == 9
-    assert snapshot.defaults == [9, 0], "the answer and the reference, and none that was pruned"
 
 
 def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: Path) -> None:
@@ -147,7 +138,7 @@ def test_a_refresh_sees_all_that_changed(tmp_path: Path) -> None:
     assert before.trials["number"].tolist() == list(range(14))  # a page that was being drawn keeps its own
 
 
-def test_a_stamp_changes_with_each_step_and_with_an_end_and_with_nothing_else(tmp_path: Path) -> None:
+def test_a_stamp_changes_with_a_step_or_an_end_and_nothing_else(tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(*[QUICK] * 13, fake_store.COURSES[13]), held=True)
 
     def stamp(*numbers: int) -> str:
@@ -252,18 +243,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["device"][1] == "61 s"
 
 
-def test_a_task_is_told_by_its_policy_reward_and_prompts(tmp_path: Path) -> None:
-    (tmp_path / "my.py").write_text("def score(prompts, responses, columns):\n    return [0.0 for _ in responses]\n")
-    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 ="}\n' * 9)
-    task = 'policy = "task:arithmetic"\nreward = "my.py:score"\nprompts = "sums.jsonl"\n'
-    (tmp_path / "task.toml").write_text(task)
-    assert studies.task_text(get_task(str(tmp_path / "task.toml"))) == "task:arithmetic, my.py:score, sums.jsonl"
-    assert studies.task_text(get_task("reviews")) == "reviews"
-
-
-def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:1]).close()
     store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
@@ -271,7 +251,7 @@ def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     done = confirmations(store, read_study(store, BOUNDED))[0]
     confirmed = done.best
     assert confirmed is not None and confirmed.reward is not None and confirmed.kl is not None
-    app = shown.page("studies", path, monkeypatch, study=BOUNDED)
+    app = shown.page("studies", path, study=BOUNDED)
     [listed] = [each.value.set_index("study") for each in app.dataframe]
     assert listed.loc["./?study=reviews-bounded", ["decision", "reward", "kl"]].tolist() == [
         done.verdict, confirmed.reward.text, f"{confirmed.kl.mean:.2f} of 10"
@@ -279,22 +259,8 @@ def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     assert listed.loc["./?study=reviews-bounded", "ended"] == "12"
     assert shown.codes(app) == [] and shown.infos(app) == [], "it has no card of its own"
     shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'arithmetic') WHERE name = ?", STUDY)
-    [other] = shown.infos(shown.page("studies", path, monkeypatch, study=BOUNDED))
+    [other] = shown.infos(shown.page("studies", path, study=BOUNDED))
     assert other.startswith("These studies train different tasks: ")
-
-
-def test_one_study_is_compared_with_none(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown.subheaders(shown.page("studies", built, monkeypatch)) == ["All studies"]
-
-
-def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    store = fake_store.build(path, courses=(QUICK,))
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE ppo_studies SET spec = json_remove(spec, '$.declared')")
-    [row] = data.studies(store)
-    assert data.view(store, row) is None
-    assert studies.table_of(store, [(row, None)])["state"].tolist() == ["not readable"]
 
 
 def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:
@@ -333,12 +299,6 @@ def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot
     assert read is not None and list(read.texts) == STORED.split()
     assert sum(read.kls) == pytest.approx(26.447, abs=0.01)
     assert data.tokens(store, snapshot, 3, 0, 0) is None and data.tokens(store, snapshot, 99, 0, 0) is None
-
-
-def test_responses_share_one_scale_of_colours() -> None:
-    of = [TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, values), (0.5, math.nan)) for values in (-3.0, 2.0)]
-    assert sample_marks.extremes([*of, None], "log-ratio") == (-3.0, 2.0)
-    assert sample_marks.extremes(of, "KL") == (0.5, 0.5) and sample_marks.extremes(of, "value") == (0.0, 0.0)
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:

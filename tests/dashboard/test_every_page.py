@@ -43,17 +43,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SHOWS = {
-    "answer": "dataframe",
-    "compare": "dataframe",
-    "control": "button",
-    "curves": "echarts_chart",
-    "reward_kl": "plotly_chart",
-    "runs": "echarts_chart",
-    "samples": "text",
-    "studies": "dataframe",
-    "trial": "echarts_chart",
-    "why": "plotly_chart",
-}
+    "answer": "dataframe", "compare": "dataframe", "control": "button", "curves": "echarts_chart",
+    "reward_kl": "plotly_chart", "runs": "echarts_chart", "samples": "text", "studies": "dataframe",
+    "trial": "echarts_chart", "why": "plotly_chart",
+}  # fmt: skip
 """The kind of element that each page is about."""
 
 
@@ -69,11 +62,9 @@ HEADED = r"(?P<colour>#\w{6});[^>]*><b>Trial (?P<trial>\d+)"
         ("compare", "html", HEADED),
     ],
 )
-def test_a_trial_has_the_same_colour_on_every_page(
-    built: Path, monkeypatch: pytest.MonkeyPatch, view: str, kind: str, pattern: str
-) -> None:
+def test_a_trial_has_the_same_colour_on_every_page(built: Path, view: str, kind: str, pattern: str) -> None:
     """Whatever the order of choice; 9, the answer, has its own, which would be trial 1's, too."""
-    app = page(view, built, monkeypatch, trial=["9", "1", "5"])
+    app = page(view, built, trial=["9", "1", "5"])
     drawn = [found for one in app.get(kind) for found in re.finditer(pattern, str(one.proto))]
     colour_of = {(int(found["trial"]), found["colour"]) for found in drawn if found["trial"] in ("9", "1", "5")}
     assert colour_of == {(1, "#009E73"), (5, "#D55E00"), (9, "#E69F00")}
@@ -84,16 +75,16 @@ def test_every_page_is_here() -> None:
 
 
 @every_page
-def test_without_a_store(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(view, tmp_path / "store.db", monkeypatch)
+def test_without_a_store(view: str, tmp_path: Path) -> None:
+    app = page(view, tmp_path / "store.db")
     assert "No store yet" in subheaders(app)
     assert f"ppo-tuner demo --storage sqlite:///{tmp_path / 'store.db'}" in codes(app)
 
 
 @every_page
-def test_with_an_empty_store(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_empty_store(view: str, tmp_path: Path) -> None:
     Store.open(f"sqlite:///{tmp_path / 'store.db'}", create=True).close()
-    app = page(view, tmp_path / "store.db", monkeypatch)
+    app = page(view, tmp_path / "store.db")
     assert "No studies yet" in subheaders(app)
 
 
@@ -110,22 +101,18 @@ def newer(path: Path) -> str:
 
 @every_page
 @pytest.mark.parametrize("spoil", [foreign, newer])
-def test_with_a_store_that_cannot_be_read(
-    view: str, spoil: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_store_that_cannot_be_read(view: str, spoil: Callable[[Path], str], tmp_path: Path) -> None:
     said = spoil(tmp_path / "store.db")
-    app = page(view, tmp_path / "store.db", monkeypatch)
+    app = page(view, tmp_path / "store.db")
     assert "This store cannot be shown" in subheaders(app)
     assert sum(said in text for text in texts(app)) == 1
 
 
 @every_page
-def test_a_store_that_goes_away_while_the_page_is_open(
-    view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_goes_away_while_the_page_is_open(view: str, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:2]).close()
-    app = page(view, path, monkeypatch, **STUDY)
+    app = page(view, path, **STUDY)
     assert "No store yet" not in subheaders(app)
     for file in tmp_path.iterdir():
         file.unlink()
@@ -134,43 +121,43 @@ def test_a_store_that_goes_away_while_the_page_is_open(
 
 
 @every_page
-def test_with_a_study_that_has_not_begun(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_study_that_has_not_begun(view: str, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=()).close()
-    app = page(view, path, monkeypatch, **STUDY)
+    app = page(view, path, **STUDY)
     if view not in ("control", "studies"):
         assert codes(app) == [f"ppo-tuner run reviews --storage sqlite:///{path}"]
 
 
 @every_page
-def test_with_one_trial_that_has_made_no_step(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_trial_that_has_made_no_step(view: str, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = fake_store.build(path, courses=())
     lease = store.acquire(fake_store.STUDY)
     trial = store.add_trial(lease, NewTrial(0, Origin.REFERENCE, {"total_episodes": 640}, {}, threads=1))
     store.begin_attempt(lease, trial, None)
-    app = page(view, path, monkeypatch, **STUDY)
+    app = page(view, path, **STUDY)
     assert [*infos(app), *codes(app), *texts(app), *app.dataframe]
     store.release(lease)
     store.close()
 
 
 @every_page
-def test_with_trials_that_all_failed(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_trials_that_all_failed(view: str, tmp_path: Path) -> None:
     fake_store.build(tmp_path / "store.db", courses=(FAILED, FAILED)).close()
-    app = page(view, tmp_path / "store.db", monkeypatch, **STUDY)
+    app = page(view, tmp_path / "store.db", **STUDY)
     if view == "answer":
         assert codes(app)[0].startswith("ppo-tuner retry reviews ")
 
 
 @every_page
-def test_with_the_whole_study(view: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert page(view, built, monkeypatch, **STUDY).get(SHOWS[view])
+def test_with_the_whole_study(view: str, built: Path) -> None:
+    assert page(view, built, **STUDY).get(SHOWS[view])
 
 
 @every_page
-def test_with_a_study_that_has_a_budget(view: str, bounded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(view, bounded, monkeypatch, study=fake_store.BOUNDED)
+def test_with_a_study_that_has_a_budget(view: str, bounded: Path) -> None:
+    app = page(view, bounded, study=fake_store.BOUNDED)
     assert app.get(SHOWS[view])
     told = " ".join([*texts(app), *(caption.value for caption in app.caption), *infos(app)])
     assert "None" not in told and "mean of a trial's last two" not in told
@@ -178,8 +165,8 @@ def test_with_a_study_that_has_a_budget(view: str, bounded: Path, monkeypatch: p
 
 @pytest.mark.slow
 @every_page
-def test_with_two_thousand_trials(view: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(view, large, monkeypatch, **STUDY)
+def test_with_two_thousand_trials(view: str, large: Path) -> None:
+    app = page(view, large, **STUDY)
     assert app.get(SHOWS[view])
     if view == "answer":
         assert texts(app)[0].startswith(f"1859 of {LARGE} trials ended")

@@ -80,30 +80,6 @@ def test_a_cross_marks_where_each_configuration_stopped_with_its_number() -> Non
     assert (bars.array[0], bars.arrayminus[0]) == pytest.approx((0.2, 0.2))
 
 
-def test_a_line_joins_a_configurations_readings_up_to_where_it_stopped() -> None:
-    figure = figures.figure(FEW)
-    lines = {shape.y0: shape for shape in figure.layout.shapes if shape.xref == "paper"}
-    assert set(lines) == {0, 1, 2, 3, 4}, "6 stopped at the first gate"
-    ends = [lines[y].x1 for y in (0, 2, 3, 4)]
-    assert ends == sorted(ends, reverse=True)
-    axes = [figure.layout[f"xaxis{place}"] for place in ("", 2, 3, 4, 5)]
-    assert [next(place for place, axis in enumerate(axes) if axis.domain[0] <= end <= axis.domain[1]) for end in ends] == [4, 3, 2, 1]  # fmt: skip
-    assert lines[0].line.width > lines[1].line.width
-    assert list(figure.layout.yaxis.ticktext[:2]) == ["<b>trial 1</b>", "trial 2"]
-
-
-def test_column_heads_count_who_is_left() -> None:
-    assert heads(figures.figure(FEW)) == [
-        "<b>training KL</b><br>6 → 5",
-        "<b>eval KL</b><br>→ 4",
-        "<b>reward</b><br>→ 3",
-        "<b>length / hacking</b><br>→ 3",
-        "<b>fresh seeds</b><br>→ 1",
-    ]
-    assert heads(figures.figure(made(row(1, 4, State.OPEN), row(2, 2))))[-1] == "<b>fresh seeds</b><br>not run yet"
-    assert heads(figures.figure(FEW, is_narrow=True)) == ["<b>stopped at</b><br>6 → 3", "<b>fresh seeds</b><br>→ 1"]
-
-
 def test_of_600_the_best_20_have_a_row_and_the_others_ticks() -> None:
     others = [row(number, 2) for number in range(10, 400)] + [row(number, 0) for number in range(400, 604)]
     figure = figures.figure(made(*FEW.rows[:4], *others[:-2]))
@@ -114,22 +90,6 @@ def test_of_600_the_best_20_have_a_row_and_the_others_ticks() -> None:
     assert numbers(traces["training KL: more stopped"]) == list(range(400, 602))
     assert heads(figure)[0] == "<b>training KL</b><br>596 → 394"
     assert figure.layout.height < 800
-
-
-def test_a_phone_sees_the_gate_and_the_fresh_seeds() -> None:
-    figure = figures.figure(FEW, is_narrow=True)
-    traces = drawn(figure)
-    assert numbers(traces["gates: stopped"]) == [4, 5, 6] and list(traces["gates: stopped"].x) == [2, 1, 0]
-    assert [text.strip() for text in traces["gates: stopped"].text] == ["reward 1.2", "eval KL 9.0", "training KL 45.0"]
-    assert numbers(traces["gates: open"]) == [3] and numbers(traces["fresh seeds: stopped"]) == [2]
-
-
-def test_readings_far_out_are_at_the_end_of_the_axis_with_their_number() -> None:
-    few = [row(number, 1) for number in range(20)]
-    far = Row(trial_row(20), (reading(5.0), reading(900.0)), 1, State.STOPPED, False)
-    figure = figures.figure(made(*few, far))
-    assert max(drawn(figure)["eval KL: stopped"].x) == figure.layout.xaxis2.range[1] < 20
-    assert "900.0" in drawn(figure)["eval KL: numbers"].text[-1]
 
 
 def test_a_study_without_readings_is_drawn() -> None:

@@ -19,7 +19,6 @@ from tests.dashboard import fake_store
 from tests.dashboard.fake_store import COURSES, HOSTILE, SPEC, STUDY, Course
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
-from tuner.search import importance
 from tuner.store import NewTrial, Outcome, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
@@ -107,7 +106,7 @@ def confirm(
 # What it says
 
 
-def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed(tmp_path: Path) -> None:
+def test_a_finished_study_leads_with_its_best_trial_not_confirmed(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         page = read(store)
         best = store.trial(store.study(STUDY), 9)
@@ -125,17 +124,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert figures.endswith("Training KL over episodes Eval reward over episodes")
 
 
-def test_importance_says_how_sure_it_is_and_how_many_of_many_trials_were_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importance, "MOST", 8)
-    completed = tuple(course for course in fake_store.COURSES if course.status is Status.COMPLETED)
-    with closing(fake_store.build(tmp_path / "s.db", courses=(*completed, *completed[1:4]))) as store:
-        text = read(store).text.split("What mattered for a high reward ")[1]
-    assert text.startswith("With 8 of 12 trials, spread evenly over the study, and 6 searched hyperparameters, ")
-
-
-def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:
+def test_confirmed_lengths_have_tables_and_the_longest_is_recommended(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         confirm(store, 9, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
         confirm(store, 0, [(8, 1.4, 4.0), (9, 1.5, 4.5), (10, 1.45, 4.2)])
@@ -202,9 +191,7 @@ def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_where_there_is_nothing_to_recommend_it_says_why(
-    tmp_path: Path, courses: tuple[Course, ...], told: str
-) -> None:
+def test_where_nothing_is_to_recommend_it_says_why(tmp_path: Path, courses: tuple[Course, ...], told: str) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=courses)) as store:
         text = read(store).text
     assert told in text and "How to reproduce it" in text
@@ -247,9 +234,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_the_file_and_replaces_it_only_when_told(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_replaces_a_file_only_when_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", STUDY]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("wrote reviews-report.html (4.") and err == ""
@@ -270,23 +255,6 @@ def test_a_report_that_is_not_finished_replaces_nothing(folder: Path, monkeypatc
     assert cli.main(["report", STUDY, "--force"]) == 1
     assert sorted(path.name for path in folder.iterdir()) == ["reviews-report.html", "runs"]
     assert Path("reviews-report.html").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("argv", "status", "told"),
-    [
-        (["reviws"], 1, 'did you mean "reviews"'),
-        ([STUDY, "-o", "none/r.html"], 1, "none/.r.html.new: No such file or directory"),
-        ([STUDY, "-o", "runs"], 2, "runs already exists; replace it with --force"),
-        ([STUDY, "--storage", "sqlite:///no.db"], 1, "no store at no.db"),
-    ],
-)
-def test_bad_input_is_one_line(
-    folder: Path, capfd: pytest.CaptureFixture[str], argv: list[str], status: int, told: str
-) -> None:
-    assert cli.main(["report", *argv]) == status
-    out, err = capfd.readouterr()
-    assert out == "" and told in one_error(err)
 
 
 # In a browser

@@ -1,8 +1,6 @@
 """The page Samples: one prompt across trials and evaluations, its tokens, and nothing of it interpreted."""
 
-import itertools
 import math
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -11,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 from streamlit.testing.v1 import AppTest
 
-from dashboard import data
 from dashboard.views import sample_marks, samples
 from ppo_core.report import TokenReadings
-from tests.dashboard import fake_store, shown
+from tests.dashboard import shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
-from tests.dashboard.shown import GOOD, page
+from tests.dashboard.shown import page
 
 pytestmark = pytest.mark.slow
 
@@ -35,16 +32,12 @@ def steps_told(app: AppTest) -> list[int]:
 
 
 @pytest.mark.parametrize(("when", "step"), [("before training", 0), ("at step", 30), ("last", 30)])
-def test_samples_are_those_of_the_chosen_evaluation(
-    built: Path, monkeypatch: pytest.MonkeyPatch, when: str, step: int
-) -> None:
-    assert steps_told(page("samples", built, monkeypatch, trial=["0"], when=when)) == [step] * 3
+def test_samples_are_those_of_the_chosen_evaluation(built: Path, when: str, step: int) -> None:
+    assert steps_told(page("samples", built, trial=["0"], when=when)) == [step] * 3
 
 
-def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("samples", built, monkeypatch, trial=["0"], when="every")
+def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(built: Path) -> None:
+    app = page("samples", built, trial=["0"], when="every")
     choice = app.selectbox(key="prompt")
     assert [option.split(": ", 1)[1] for option in choice.options] == list(PROMPTS)
     choice.set_value(3)
@@ -53,9 +46,9 @@ def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     assert steps_told(app) == [0, 6, 12, 18, 24, 30]
     assert [one.split("· step ")[1] for one in said(app) if "· KL" in one] == ["0", "6", "12", "18", "24", "30"]
     assert PROMPTS[3] in shown.texts(app) and PROMPTS[0] not in shown.texts(app)
-    linked = page("samples", built, monkeypatch, trial=["0"], prompt="3")
+    linked = page("samples", built, trial=["0"], prompt="3")
     assert PROMPTS[3] in shown.texts(linked) and PROMPTS[0] not in shown.texts(linked)
-    assert len(steps_told(page("samples", built, monkeypatch, trial=["0"], prompt="99"))) == 3
+    assert len(steps_told(page("samples", built, trial=["0"], prompt="99"))) == 3
 
 
 def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
@@ -71,17 +64,12 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
     assert samples.at_evaluation(forked, "before training", {})["trial"].tolist() == [0], "a fork has none of its own"
 
 
-def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["9", "8"])
+def test_the_page_opens_with_the_checkpoint_to_launch(built: Path) -> None:
+    app = page("samples", built, trial=["9", "8"])
     assert steps_told(app) == [18, 6] * 3, "its best, 12 steps before its end, and the last of trial 8, which failed"
     assert not any("· step" in caption for caption in said(app)), "of one evaluation the tooltip says which"
     without = [caption for caption in said(app) if ", its last; none trained was within the budget" in caption]
     assert len(without) == 3
-
-
-def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
-    assert shown.infos(app) == ["Shown are 4 of 5 trials. Choose others in the sidebar."]
 
 
 # Tokens
@@ -93,56 +81,10 @@ def marked(app: AppTest) -> list[str]:
 
 
 @pytest.mark.parametrize("reading", sample_marks.COLOURED)
-def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
-    built: Path, monkeypatch: pytest.MonkeyPatch, reading: str
-) -> None:
-    [response] = marked(page("samples", built, monkeypatch, trial=["0"], prompt="0", mark=reading))
+def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(built: Path, reading: str) -> None:
+    [response] = marked(page("samples", built, trial=["0"], prompt="0", mark=reading))
     assert "background-color: rgba(" in response
     assert all(f"{name} " in response.split("title=")[1] for name in sample_marks.READINGS)
-
-
-def test_all_responses_of_a_page_share_one_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "1"], mark="KL")
-    [_] = [one for one in app.get("html") if "one scale for all responses" in one.proto.body]
-    shades = [
-        [(float(kl), float(shade)) for shade, kl in re.findall(r'94, 0, ([\d.]+)\)" title="KL ([\d.]+)', response)]
-        for response in marked(app)
-    ]
-    highest = [max(kl for kl, _ in response) for response in shades]
-    assert len(highest) == 6 and min(highest) < 0.9 * max(highest)
-    for kl, shade in itertools.chain(*shades):
-        assert shade == pytest.approx(0.65 * kl / max(highest), abs=0.006)
-
-
-def test_a_trial_pruned_for_kl_does_not_set_the_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def legend(*trials: str) -> str:
-        app = page("samples", built, monkeypatch, trial=list(trials), prompt="0", mark="KL", when="last")
-        [said] = [one.proto.body for one in app.get("html") if "one scale for all responses" in one.proto.body]
-        return said
-
-    blown = str(data.snapshot(data.open_store(f"sqlite:///{built}"), fake_store.STUDY).kl_pruned[0])
-    title = "lowest to highest of trials not pruned for KL (beyond it is the deepest shade), one scale"
-    assert legend("0", blown) == legend("0").replace("lowest to highest on this page, one scale", title)
-    assert "on this page" in legend(blown) and legend(blown) != legend("0"), "alone, it has its own"
-
-
-def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0"], prompt="0", mark="log-ratio", when="last")
-    [legend] = [one.proto.body for one in app.get("html") if "lowest to highest" in one.proto.body]
-    assert "log-ratio of a token (nats), lowest to highest on this page, one scale for all responses: " in legend
-    assert legend.count("background-color: rgba(") == 2
-    assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
-        ("\xa0-0.250\xa0", ", 0.33)"),
-        ("\xa00.000\xa0", ""),
-        ("\xa00.500\xa0", ", 0.65)"),
-    ]
-    assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
-        "advantage of a token (reward), lowest to highest on this page, one scale for all responses: ",
-        " ",
-        " ",
-    ], "no 0, which is not between them"
-    app = page("samples", built, monkeypatch, trial=["4"], prompt="0", mark="advantage", when="last")
-    assert not [one for one in app.get("html") if "lowest to highest" in one.proto.body], "it has no critic"
 
 
 @pytest.mark.parametrize(
@@ -153,10 +95,8 @@ def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch)
         ("0", sample_marks.BEFORE, "nothing to compare with"),
     ],
 )
-def test_marks_that_are_not_known_are_said(
-    built: Path, monkeypatch: pytest.MonkeyPatch, trial: str, mark: str, said: str
-) -> None:
-    app = page("samples", built, monkeypatch, trial=[trial], prompt="0", mark=mark, when="before training")
+def test_marks_that_are_not_known_are_said(built: Path, trial: str, mark: str, said: str) -> None:
+    app = page("samples", built, trial=[trial], prompt="0", mark=mark, when="before training")
     assert "<span" not in marked(app)[0] and said in [caption.value for caption in app.caption]
 
 
@@ -199,17 +139,15 @@ def test_prompts_are_ordered_by_what_their_responses_have(order: str, prompts: l
     assert samples.ordered(pd.DataFrame(rows, columns=["prompt_index", "reward", "kl"]), order) == prompts
 
 
-def test_only_responses_with_what_was_looked_for_are_shown_and_it_is_marked(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "6"], find="GREAT " * 5)
+def test_only_responses_with_what_was_looked_for_are_shown_and_marked(built: Path) -> None:
+    app = page("samples", built, trial=["0", "6"], find="GREAT " * 5)
     assert next(caption.value for caption in app.caption if "responses have it" in caption.value).startswith("1 of 8")
     assert [PROMPTS[1] in shown.texts(app), PROMPTS[0] in shown.texts(app)] == [True, False]
     assert any(f">{'great ' * 5}</span>" in response for response in marked(app))
 
 
-def test_steps_go_back_and_forth(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0"], when="at step", prompt="0", step="18")
+def test_steps_go_back_and_forth(built: Path) -> None:
+    app = page("samples", built, trial=["0"], when="at step", prompt="0", step="18")
     assert steps_told(app) == [18]
     next(button for button in app.button if button.label == "Previous").click()
     assert steps_told(shown.run(app)) == [12] and "768 episodes" in shown.texts(app)
@@ -217,19 +155,17 @@ def test_steps_go_back_and_forth(built: Path, monkeypatch: pytest.MonkeyPatch) -
     assert steps_told(shown.run(app)) == [18]
 
 
-def test_a_long_response_is_there_in_full(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [response] = marked(page("samples", built, monkeypatch, trial=["6"], prompt="1", when="last"))
+def test_a_long_response_is_there_in_full(built: Path) -> None:
+    [response] = marked(page("samples", built, trial=["6"], prompt="1", when="last"))
     assert response.count("great") == 900 and "<summary>All 5,400 characters</summary>" in response
 
 
 # Text from outside, and studies with nothing to show
 
 
-def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(built: Path) -> None:
     for mark in ("KL", sample_marks.START, ""):
-        app = page("samples", built, monkeypatch, trial=["2"], mark=mark, when="last")
+        app = page("samples", built, trial=["2"], mark=mark, when="last")
         assert any("&lt;script&gt;" in response and "⟨U+202E⟩" in response for response in marked(app))
         assert not shown.kinds_with(app, "<script>") | shown.kinds_with(app, "\u202e")
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
@@ -237,18 +173,9 @@ def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     assert HOSTILE[:9] not in " ".join(app.query_params)
 
 
-def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_store.build(tmp_path / "none.db", courses=()).close()
-    assert shown.subheaders(page("samples", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
-    fake_store.build(tmp_path / "some.db", courses=(GOOD,)).close()
-    shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
-    app = page("samples", tmp_path / "some.db", monkeypatch)
-    assert "These trials have no samples: a trial writes some at each evaluation." in shown.infos(app)
-
-
-def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hacking_is_judged_under_the_asked_budget(built: Path) -> None:
     def verdict(budget: str) -> str:
-        app = page("samples", built, monkeypatch, budget=budget, trial=["7"])
+        app = page("samples", built, budget=budget, trial=["7"])
         signs = next(one.value for one in app.dataframe if "Sign" in one.value).set_index("Sign")["Trial 7"]
         return f"{signs['Verdict']}, KL {signs['Last eval KL (nats)']}"
 

@@ -10,29 +10,25 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
-from tests.dashboard.shown import FAILED, GOOD, page
+from tests.dashboard.shown import page
 
 pytestmark = pytest.mark.slow
 GATES = ("gauntlet wide", "gauntlet narrow")
 SLICES = ("slices of value", "slices of value narrow")
 
 
-def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("why", built, monkeypatch)
+def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(built: Path) -> None:
+    app = page("why", built)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
     assert [chart.key for chart in app.get("plotly_chart")] == [*GATES, *SLICES]
-    app = page("why", built, monkeypatch, more="true")
+    app = page("why", built, more="true")
     assert [chart.key for chart in app.get("plotly_chart")] == [
         *GATES, *SLICES, "slice of kl", "pair", "parallel coordinates"
     ]  # fmt: skip
     assert "Different settings" not in shown.subheaders(app)
 
 
-def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_enough_trials_importance_is_told_with_how_sure_it_is(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     levels = random.uniform(1, 9, 24)
     courses = tuple(
@@ -41,7 +37,7 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
         for level in levels
     )  # fmt: skip
     fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("why", tmp_path / "store.db", monkeypatch, more="true")
+    app = page("why", tmp_path / "store.db", more="true")
     assert [chart.key for chart in app.get("plotly_chart")][2:4] == ["importance for reward", "importance for KL"]
     [best] = [text for text in shown.texts(app) if text.startswith("Policy learning rate: the 5 best lie at ")]
     assert best.endswith(" next.")
@@ -58,11 +54,9 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     assert options == ranked["KL"] != ranked["reward"] == app.selectbox(key="across").options
 
 
-def test_only_trials_that_have_ended_are_compared_and_by_their_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_trials_that_have_ended_are_compared_and_by_their_ends(tmp_path: Path) -> None:
     fake_store.build_bounded(tmp_path / "store.db").close()
-    app = page("why", tmp_path / "store.db", monkeypatch, more="true", setting="learning_rate")
+    app = page("why", tmp_path / "store.db", more="true", setting="learning_rate")
     drawn = figures_of(app)
     assert drawn["slices of value"]["layout"]["annotations"][0]["text"] == "Best in budget, one seed"
     columns = [len({axis["anchor"] for name, axis in drawn[key]["layout"].items() if name.startswith("yaxis")
@@ -77,30 +71,17 @@ def figures_of(app: AppTest) -> dict[str, Any]:
     return {chart.key: json.loads(chart.proto.spec) for chart in app.get("plotly_chart")}
 
 
-def test_what_ended_trials_early(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("why", built, monkeypatch)
+def test_what_ended_trials_early(built: Path) -> None:
+    app = page("why", built)
     [rules] = (table.value for table in app.dataframe if "rule" in table.value)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
 
 
-def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(
-        "why", built, monkeypatch, across="cliprange", up="learning_rate", of="KL", setting="cliprange", more="true"
-    )
+def test_two_hyperparameters_are_chosen_in_the_link(built: Path) -> None:
+    app = page("why", built, across="cliprange", up="learning_rate", of="KL", setting="cliprange", more="true")
     assert (app.selectbox(key="across").value, app.selectbox(key="up").value) == ("cliprange", "learning_rate")
     assert app.selectbox(key="setting").value == "cliprange"
     assert app.selectbox(key="setting").options[:2] == ["Policy learning rate", "Rollout batch"]
     assert "Clip range ε" in app.multiselect(key="axes").options
     app.selectbox(key="up").set_value("cliprange")
     assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
-
-
-@pytest.mark.parametrize("courses", [(GOOD,), (FAILED, FAILED), (GOOD, GOOD, FAILED)])
-def test_few_or_failed_trials_say_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[Course, ...]
-) -> None:
-    fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("why", tmp_path / "store.db", monkeypatch)
-    refused, slices = shown.infos(app)
-    assert "more are needed" in refused
-    assert slices.startswith("These charts need two trials")

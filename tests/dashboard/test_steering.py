@@ -26,9 +26,7 @@ def test_a_confirmation_places_one_order_however_often_it_is_given(store: Store,
 
 
 @pytest.mark.parametrize("why", ["no token", "wrong token", "read-only"])
-def test_placing_asks_for_the_right_to_it(
-    store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_placing_asks_for_a_right(store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     proposal = steering.propose(store, view, "pause")
     if why == "read-only":
         monkeypatch.setenv(READ_ONLY_VARIABLE, "1")

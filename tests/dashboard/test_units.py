@@ -65,11 +65,11 @@ def test_the_kl_axis_of_trajectories_rises_and_has_the_budget_on_it(built: Path,
 
 
 @pytest.mark.slow
-def test_pages_tell_trials_apart(rescaled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = shown.page("compare", rescaled, monkeypatch, trial=["0", "1", "3", "9"])
+def test_pages_tell_trials_apart(rescaled: Path) -> None:
+    app = shown.page("compare", rescaled, trial=["0", "1", "3", "9"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     texts = outcomes.loc["Reward"].tolist()
     assert len(set(texts)) == 4 and not any(re.search(r"(^|± )-?0\.0+($| )", text) for text in texts)
-    app = shown.page("reward_kl", rescaled, monkeypatch)
+    app = shown.page("reward_kl", rescaled)
     bought = app.dataframe[0].value["reward"].dropna()
     assert bought.is_unique and len(bought) > 3

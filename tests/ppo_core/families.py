@@ -37,16 +37,9 @@ from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.conftest import TINY_TASK
 
 COMMON: Mapping[str, Any] = {
-    "vocab_size": 23,
-    "max_position_embeddings": 32,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
+    "vocab_size": 23, "max_position_embeddings": 32, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
 GATED: Mapping[str, Any] = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16}
 """What Llama and its kin share: one key-value head for two query heads."""
 
@@ -119,13 +112,9 @@ UNUSABLE: Mapping[str, Callable[[], PreTrainedConfig]] = {
 """Architectures that training cannot use, for different reasons."""
 
 LORA_TARGETS: Mapping[str, str] = {
-    "cohere": "q_proj,v_proj",
-    "granite": "all-linear",
-    "lfm2": "all-linear",
-    "qwen3_5": "all-linear",
-    "falcon_h1": "q_proj,v_proj,in_proj",
-    "mamba": "in_proj,x_proj",
-}
+    "cohere": "q_proj,v_proj", "granite": "all-linear", "lfm2": "all-linear", "qwen3_5": "all-linear",
+    "falcon_h1": "q_proj,v_proj,in_proj", "mamba": "in_proj,x_proj",
+}  # fmt: skip
 """Where peft has no choice of its own for an architecture."""
 
 PROMPTS = [" ".join(WORDS[(i + j) % 20] for j in range(1 + i % 5)) for i in range(40)]

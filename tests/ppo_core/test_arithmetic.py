@@ -1,17 +1,14 @@
 """The arithmetic task: its sums, reward and tokenizer, the policy that ships with it, and PPO on it."""
 
-from random import Random
-
 import pytest
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.loading.load import TaskModels, load_task
 from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.trainer import PPOTrainer
-from tools.arithmetic import prompts, pupils_answer
+from tools.arithmetic import prompts
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +32,6 @@ def test_sums_are_disjoint_and_their_answers_right() -> None:
 def test_only_the_whole_answer_is_rewarded() -> None:
     answers = ["19", "19", "19", "100", "7"]
     assert exact(["12+7="] * 5, ["19", "191", "", "10", "7"], answers) == [1, 0, 0, 0, 1]
-
-
-@pytest.mark.parametrize(("text", "right", "wrong", "rate"), [("28+17=", "45", {"35"}, 0.4),
-                                                             ("12+7=", "19", {"18", "20"}, 0.55)])  # fmt: skip
-def test_the_pupil_slips_as_often_as_it_says(text: str, right: str, wrong: set[str], rate: float) -> None:
-    rng = Random(0)
-    answers = [pupils_answer(Prompt(text, {"answer": right}), rng) for _ in range(4000)]
-    assert set(answers) == {right, *wrong}
-    assert answers.count(right) / 4000 == pytest.approx(rate, abs=0.03)
 
 
 def test_ppo_lifts_the_exact_match_rate_within_the_kl_budget(models: TaskModels) -> None:

@@ -15,12 +15,6 @@ def write(folder: Path, text: str = "hello") -> None:
     checkpoint.write(folder, {"a.txt": lambda path: path.write_text(text) and None}, state={"step": 1}, extra={"g": 2})
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    write(tmp_path / "step-000001")
-    manifest = checkpoint.verify(tmp_path / "step-000001")
-    assert manifest["state"] == {"step": 1} and manifest["extra"] == {"g": 2}
-
-
 def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
     write(tmp_path / "step-000001")
     write(tmp_path / "step-000002")
@@ -134,9 +128,7 @@ def test_what_else_fails_is_no_lack_of_room(tmp_path: Path, error: Exception, ki
 
 
 @pytest.mark.parametrize("writer", ["safetensors", "torch"])
-def test_what_trainers_write_with_tells_what_the_system_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
-) -> None:
+def test_what_trainers_write_with_tells_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
     """A limit of the process stands in for a full disk: its error is another one, and reaches us the same way."""
     monkeypatch.setattr(checkpoint, "NO_ROOM", (errno.EFBIG,))
     weights = {"a": torch.zeros(100_000)}

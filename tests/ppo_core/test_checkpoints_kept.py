@@ -159,11 +159,6 @@ def test_episodes_are_counted_on_when_a_run_is_taken_up_again(tmp_path: Path) ->
     assert not keeper(tmp_path).is_due(report(100))
 
 
-def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
-    assert keeper(tmp_path, every_seconds=0.0).is_due(report(1))
-    assert not keeper(tmp_path, every_seconds=3600.0).is_due(report(1))
-
-
 def test_a_damaged_best_is_dropped_by_name_for_the_next_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(keeper(tmp_path), report(1, 3.0), report(2, 2.0), report(3))
     damage(tmp_path, 1)
@@ -203,9 +198,7 @@ def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:
 # How much room they take
 
 
-def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_that_the_runs_checkpoints_hold_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(keeper(tmp_path), *RUN)
     held = sum(map(checkpoint.bytes_of, checkpoint.complete(tmp_path)))
     assert 3000 < held < 5000  # three files of a kilobyte and their manifests
@@ -219,11 +212,6 @@ def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(
         with pytest.raises(CheckpointError, match=r"too little room for checkpoints in .* more") as caught:
             checkpoint.require_room(Told(2000), tmp_path)  # type: ignore[arg-type]
         assert type(caught.value) is kind
-
-
-def test_bytes_are_told_in_the_unit_that_fits() -> None:
-    counts = (1_000, 999_999, 1_000_000, 12_345_678, 1_000_000_000)
-    assert [checkpoint.size(count) for count in counts] == ["1.0 kB", "1,000.0 kB", "1.0 MB", "12.3 MB", "1.0 GB"]
 
 
 def test_one_that_cannot_be_removed_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

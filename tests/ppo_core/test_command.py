@@ -94,9 +94,7 @@ def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
     assert data["steps"][0]["eval/reward"] == recorded[0]["eval/reward"]
 
 
-def test_a_sampler_that_disagrees_is_warned_of_in_one_line(
-    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_disagrees_is_warned_of(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(TransformersGenerator):
         def generate(self, *args: Any) -> Rollouts:
             rollouts = super().generate(*args)
@@ -108,24 +106,6 @@ def test_a_sampler_that_disagrees_is_warned_of_in_one_line(
     assert status == 0
     (warning,) = [line for line in stdout.splitlines() if line.startswith("warning: sampler")]
     assert "mismatch of 1.5 nats at step 1" in warning
-
-
-def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder: Path) -> None:
-    assert run(*PARTS, *SMALL, "--output", "out")[0] == 0
-    card = (folder / "out" / "model" / "README.md").read_text()
-    assert front_matter(card) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["ppo", "rlhf", "ppo-tuner"],
-    }, "a folder of this machine is not a base model for the hub"
-    assert f"- Base model: `{(folder / 'policy')}`" in card
-    assert f"- Reward `count`: function `{folder / 'rewards.py'}:count`, weight 1" in card
-    assert "- Prompts: 60 to train on, 10 to evaluate on" in card
-    first, last = steps(folder / "out")[0], steps(folder / "out")[-1]
-    assert f"| before training | {first['eval/reward']:.2f} ± {first['eval/reward_se']:.2f} | 0.00 |" in card
-    assert f"| after 48 episodes | {last['eval/reward']:.2f} ± {last['eval/reward_se']:.2f} | " in card
-    assert "| `learning_rate` | `0.003` |" in card and "`cliprange`" not in card
-    assert "\npython -m ppo_core --policy policy --reward rewards.py:count" in card
 
 
 @pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a|b", None)])
@@ -262,9 +242,7 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
     assert "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied" in stderr
 
 
-def test_a_tracker_that_fails_costs_the_run_nothing(
-    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_costs_a_run_nothing(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ConnectionError("no route")
 
@@ -318,12 +296,8 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
     assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
     assert {path.name for path in (folder / "b").iterdir()} == {
-        "model",
-        "ppo_config.json",
-        "run.json",
-        "samples.jsonl",
-        "steps.jsonl",
-    }
+        "model", "ppo_config.json", "run.json", "samples.jsonl", "steps.jsonl",
+    }  # fmt: skip
     assert "Warning: be careful with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
 
     (folder / "wide.toml").write_text(f"kl_budget = 9.0\n{task}")
@@ -421,9 +395,7 @@ def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(
         lookup.require_reachable("polcy-2", "--policy")
 
 
-def test_the_readmes_python_goes_on_when_it_is_run_again(
-    run: Command, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readmes_python_run_again_goes_on(run: Command, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
     readme = (REPOSITORY / "README.md").read_text()
     (code,) = [text.split("```")[0] for text in readme.split("```python\n")[1:] if "ppo_trainer" in text]
@@ -478,9 +450,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         (["--resume", "nowhere", "--lam", "0.9"], 2, "so it does not take --lam"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    run: Command, folder: Path, argv: list[str], status: int, message: str
-) -> None:
+def test_a_mistake_leaves_nothing(run: Command, folder: Path, argv: list[str], status: int, message: str) -> None:
     files = {"typo.yaml": "polcy: x", "type.yaml": "save_every_episodes: x"}
     for name, text in files.items():
         (folder / name).write_text(text)

@@ -104,9 +104,7 @@ def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed:
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))
-def test_batch_after_batch_in_the_same_buffers_samples_the_same_tokens(
-    name: str, tmp_path: Path, tiny_folder: Path
-) -> None:
+def test_batches_in_the_same_buffers_sample_the_same_tokens(name: str, tmp_path: Path, tiny_folder: Path) -> None:
     models = family(name, tmp_path, tiny_folder)
     fixed = CapturedDecoding(models.reference, captures=False)
     for rows, seed, settings in ((16, 0, {}), (5, 1, {}), (16, 2, {"top_k": 5, "top_p": 0.9}), (24, 3, {})):
@@ -133,9 +131,7 @@ def test_a_step_that_cannot_be_captured_is_run_without_a_graph(
     assert said.endswith("cannot be captured: CUDA error: operation not permitted when stream is capturing")
 
 
-def test_a_capture_without_memory_is_not_hidden(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_without_memory_is_told(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: CapturedDecoding, rows: int) -> None:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -240,9 +236,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_weights_cast_once_give_the_numbers_of_autocast(
-    name: str, lora: bool, tmp_path: Path, tiny_folder: Path
-) -> None:
+def test_weights_cast_once_give_autocasts_numbers(name: str, lora: bool, tmp_path: Path, tiny_folder: Path) -> None:
     models = family(name, tmp_path, tiny_folder, bf16=lora)
     config = PPOConfig(bf16=True, use_peft=lora, lora_target_modules=LORA_TARGETS.get(name))
     network = build_network(config, models.reference, None)

@@ -112,9 +112,7 @@ def test_a_hub_model_is_told_by_its_commit(made: Any, tmp_path: Path, monkeypatc
     assert (before["policy"], now["policy"]) == ("aaa", "bbb")
 
 
-def test_a_function_of_a_module_is_told_by_its_modules_file(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_is_told_by_its_modules_file(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     rewards = (RewardPart("mine", "function", "score:score"),)
     before = made(rewards=rewards)

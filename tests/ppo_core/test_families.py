@@ -24,15 +24,9 @@ from tests.ppo_core.families import FAMILIES, LORA_TARGETS, UNUSABLE, load_model
 Folders = Callable[[str, bool], Path]
 
 CONFIG = PPOConfig(
-    total_episodes=16,
-    batch_size=8,
-    num_ppo_epochs=1,
-    response_length=6,
-    temperature=1.0,
-    learning_rate=1e-2,
-    value_learning_rate=1e-2,
-    eval_every_episodes=16,
-)
+    total_episodes=16, batch_size=8, num_ppo_epochs=1, response_length=6, temperature=1.0, learning_rate=1e-2,
+    value_learning_rate=1e-2, eval_every_episodes=16,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +62,7 @@ def plain_logprobs(model: torch.nn.Module, rollouts: Rollouts, row: int, tempera
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sampler_and_training_read_what_transformers_reads(
-    folders: Folders, tiny_folder: Path, name: str, tied: bool
-) -> None:
+def test_sampler_and_training_read_as_transformers(folders: Folders, tiny_folder: Path, name: str, tied: bool) -> None:
     models = load_models(folders(name, tied), tiny_folder)
     rollouts = sample(models, rows=12)
     sequences = rollouts.sequences
@@ -144,9 +136,7 @@ def test_rows_stay_where_the_cache_cannot_drop_them(
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_what_reads_a_text_in_two_ways_is_refused_by_name(
-    tmp_path: Path, tiny_folder: Path, name: str, bf16: bool
-) -> None:
+def test_two_ways_to_read_a_text_are_refused_by_name(tmp_path: Path, tiny_folder: Path, name: str, bf16: bool) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(UNUSABLE[name]())
     with torch.no_grad():
@@ -169,9 +159,7 @@ def test_a_policy_without_all_its_weights_is_refused(folders: Folders, tiny_fold
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_leave_in_bfloat16_too(
-    folders: Folders, tiny_folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_leave_bfloat16(folders: Folders, tiny_folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     load_models(folders(name, True), tiny_folder, bf16=True)
     assert not [record for record in caplog.records if record.name.startswith("ppo_core")]
 

@@ -29,17 +29,9 @@ pytestmark = pytest.mark.slow
 AT = 2
 """The step at which the runs fork."""
 BASE = PPOConfig(
-    total_episodes=64,
-    batch_size=8,
-    mini_batch_size=4,
-    num_ppo_epochs=2,
-    response_length=6,
-    temperature=1.0,
-    learning_rate=3e-3,
-    value_learning_rate=1e-2,
-    kl_coef=0.05,
-    eval_every_episodes=64,
-)
+    total_episodes=64, batch_size=8, mini_batch_size=4, num_ppo_epochs=2, response_length=6, temperature=1.0,
+    learning_rate=3e-3, value_learning_rate=1e-2, kl_coef=0.05, eval_every_episodes=64,
+)  # fmt: skip
 ADAPTIVE: dict[str, Any] = {"kl_target": 1.0, "kl_horizon": 16}
 PACED: dict[str, Any] = {"kl_target": 1.0, "lr_controller": "kl_step"}
 
@@ -323,9 +315,7 @@ def test_rows_that_fitted_go_on_unless_others_are_asked_for(tiny: TaskModels, tm
         ({"num_generations": 2}, r"is of num_generations = 1 and cannot continue with 2: the place in the order"),
     ],
 )
-def test_what_a_checkpoint_fixes_is_refused(
-    tiny: TaskModels, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_what_is_fixed_is_refused(tiny: TaskModels, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     run_to_fork(BASE, tiny, tmp_path / "step")
     with pytest.raises(CheckpointError, match=message):
         fork(replace(BASE, **change), tiny, tmp_path / "step")

@@ -24,22 +24,12 @@ from tests.ppo_core.families import FAMILIES, load_models, save_family
 from tests.ppo_core.test_cuda_graphs import FIXED, sampled
 from tests.ppo_core.test_launched import TORCHRUN, launch, require_alike
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 CONFIG = PPOConfig(
-    total_episodes=96,
-    batch_size=16,
-    mini_batch_size=8,
-    num_ppo_epochs=2,
-    response_length=8,
-    temperature=1.0,
-    learning_rate=5e-3,
-    value_learning_rate=5e-3,
-    eval_every_episodes=48,
-)
+    total_episodes=96, batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=8, temperature=1.0,
+    learning_rate=5e-3, value_learning_rate=5e-3, eval_every_episodes=48,
+)  # fmt: skip
 FLOAT32_TOLERANCE = 2e-3
 """Nats a token between two ways of computing in float32."""
 BF16_KL = 0.02

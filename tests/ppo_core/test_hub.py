@@ -214,9 +214,7 @@ def test_a_refusal_is_one_line_before_the_training_and_leaves_nothing(
     assert not (tmp_path / "out").exists() and hub.files == {}
 
 
-def test_without_a_token_nothing_is_trained(
-    train: Train, untrained: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_token_no_training(train: Train, untrained: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
     assert "log in with `hf auth login`, or set HF_TOKEN" in one_error(train("--push_to_hub")[2])
     assert hub.made == []

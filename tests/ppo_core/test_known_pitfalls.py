@@ -51,9 +51,7 @@ def plain(model: nn.Module, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("networks", ["shared", "separate"])
-def test_statistics_are_means_over_tokens_that_exist(
-    models: TaskModels, collected: list[Rollouts], networks: str
-) -> None:
+def test_statistics_are_means_over_real_tokens(models: TaskModels, collected: list[Rollouts], networks: str) -> None:
     config = replace(NETWORKS[networks], total_episodes=16, mini_batch_size=16, num_ppo_epochs=1, response_length=12)
     one_step = PPOTrainer(config, models, world=ONE_PROCESS)
     _, first = one_step

@@ -16,17 +16,7 @@ from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 from ppo_core.distributed.world import init_process_group
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
-from tests.ppo_core.command_folder import (
-    EXHAUST_AT,
-    KILL_AT,
-    KILL_RANK,
-    PARTS,
-    REPOSITORY,
-    SMALL,
-    fill,
-    process,
-    steps,
-)
+from tests.ppo_core.command_folder import EXHAUST_AT, KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.processes import spawned
 from tests.waiting import until
 
@@ -187,9 +177,7 @@ def test_accelerates_flags_for_fsdp_are_followed(monkeypatch: pytest.MonkeyPatch
         ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism_config"),
     ],
 )
-def test_what_launchers_ask_for_and_is_not_done_is_refused(
-    variable: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launchers_ask_in_vain_is_refused(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
         rank_zero.drive(lambda: 0)

@@ -96,9 +96,7 @@ def test_what_a_failed_attempt_has_added_is_dropped(models: TaskModels, of: str)
     assert last.metrics["optimizer_steps"] == 8
 
 
-def test_a_checkpoint_remembers_how_many_rows_fit(
-    models: TaskModels, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_knows_what_rows_fit(models: TaskModels, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(first, work, rows)
@@ -254,9 +252,7 @@ class LargestOverVocabulary(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("networks", ["shared", "lora_separate"])
-def test_a_rollouts_logits_are_never_all_held(
-    models: TaskModels, monkeypatch: pytest.MonkeyPatch, networks: str
-) -> None:
+def test_a_rollouts_logits_are_not_all_held(models: TaskModels, monkeypatch: pytest.MonkeyPatch, networks: str) -> None:
     """In generation a row has the logits of one token; in scoring and training so many tokens are read at once."""
     config = replace(CONFIGS[networks], entropy_coef=0.01, mini_batch_size=16, num_ppo_epochs=1)
     with LargestOverVocabulary() as whole:

@@ -32,16 +32,9 @@ from tests.ppo_core.test_trainer import PACE_METRICS, without_seconds
 pytestmark = pytest.mark.slow
 
 CONFIG = PPOConfig(
-    total_episodes=48,
-    batch_size=16,
-    mini_batch_size=8,
-    num_ppo_epochs=2,
-    response_length=6,
-    temperature=1.0,
-    learning_rate=1e-2,
-    value_learning_rate=1e-2,
-    eval_every_episodes=48,
-)
+    total_episodes=48, batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=6, temperature=1.0,
+    learning_rate=1e-2, value_learning_rate=1e-2, eval_every_episodes=48,
+)  # fmt: skip
 LORA = replace(CONFIG, use_peft=True, lora_r=4, learning_rate=5e-2)
 NETWORKS = {
     "shared": CONFIG,
@@ -134,9 +127,7 @@ def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskMode
 @pytest.mark.parametrize(("targets", "adapted"), [("c_attn, c_proj", {"c_attn", "c_proj"}),
                                                   (["c_attn", "c_fc"], {"c_attn", "c_fc"}),
                                                   ("all-linear", {"c_attn", "c_proj", "c_fc"})])  # fmt: skip
-def test_the_modules_that_are_named_are_adapted(
-    models: TaskModels, targets: str | list[str], adapted: set[str]
-) -> None:
+def test_the_modules_named_are_adapted(models: TaskModels, targets: str | list[str], adapted: set[str]) -> None:
     config = PPOConfig.from_dict({**LORA.to_dict(), "lora_target_modules": targets, "lora_alpha": 8})
     trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     policy = [name for name in trainer.network.trained() if name.startswith("policy")]
@@ -225,9 +216,7 @@ def test_a_run_with_modules_trained_whole_resumes_bit_for_bit(tiny_folder: Path,
         ("wte", "transformer.wte and lm_head are one tensor, and peft keeps only embed_tokens and lm_head tied"),
     ],
 )
-def test_modules_that_cannot_be_trained_whole_are_refused_in_one_line(
-    models: TaskModels, asked: str, message: str
-) -> None:
+def test_modules_that_cannot_be_trained_whole_are_refused(models: TaskModels, asked: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PPOTrainer(replace(LORA, lora_modules_to_save=asked), models, world=ONE_PROCESS)
     assert str(caught.value).startswith(f"lora_modules_to_save = '{asked}' is not allowed here: {message}")

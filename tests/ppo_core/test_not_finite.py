@@ -118,8 +118,7 @@ def test_a_score_is_finite_in_float32(raw: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "dense"),
-    [((1.0, 1e10), None), ((2e270, -1e300), None), ((1.0, 3.0), [[1.0], [2e38, -2e38]])],
+    ("weights", "dense"), [((1.0, 1e10), None), ((2e270, -1e300), None), ((1.0, 3.0), [[1.0], [2e38, -2e38]])]
 )
 def test_a_weighted_score_is_finite_in_float32(weights: tuple[float, float], dense: list[list[float]] | None) -> None:
     answers = (PartScores([1.0, 2.0]), PartScores([1.0, 1e37], dense))

@@ -176,9 +176,7 @@ def test_a_sharded_checkpoint_is_gathered_and_spread_tensor_by_tensor(
     assert first["error"] == other["error"], "rank 0 does not wait for the one that cannot read"
 
 
-def test_an_error_of_one_processs_task_is_raised_in_all(
-    tiny: TaskModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_task_is_in_all(tiny: TaskModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = threading.local()
 
     def load(*_: object) -> TaskModels:
@@ -212,9 +210,7 @@ def gathers(world: World) -> list[int]:
     return [policy.config.num_hidden_layers, *counts]
 
 
-def test_kept_weights_are_gathered_once_a_layer_and_dropped_ones_twice(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_weights_are_gathered_once_dropped_ones_twice(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TINY, str(tiny_folder))
     for layers, dropped, kept in run_gloo(2, gathers):
         assert (dropped, kept) == (1 + 2 * layers, 1 + layers)

@@ -57,9 +57,7 @@ def refusal(tokenizer: PreTrainedTokenizerBase, path: Path | str, **fields: Any)
     return message.removeprefix(beginning)
 
 
-def test_texts_are_prompts_and_their_rows_other_values_come_along(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_texts_are_prompts_and_rows_other_values_come_along(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"id": i, "query": f"w{i} is?", "tags": [{"a": None}], "score": float("nan")} for i in range(3)]
     path = write_lines(tmp_path / "rows.jsonl", rows)
     prompts, told = read_prompts(PromptSource(str(path), eval="train[1:2]", test="train[2:]"), tokenizer)
@@ -69,9 +67,7 @@ def test_texts_are_prompts_and_their_rows_other_values_come_along(
     assert "1 eval prompts" in told[-1] and "prompts.eval" not in told[-1], "the split is named"
 
 
-def test_what_is_left_out_is_told_by_reason_with_its_first_line(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_what_is_left_out_is_told_by_reason_and_line(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     bad = ["{not json", "", {"prompt": " \t"}, {"prompt": None}, {"other": 1}, {"prompt": 7}, "[1]"]
     bad += ['{"prompt": "half \\ud800"}', {"prompt": "w1 w2 w3 w4"}, {"prompt": "w1 number 0"}]
     path = write_lines(tmp_path / "rows.jsonl", [*numbered(16), *bad])
@@ -107,9 +103,7 @@ def test_when_more_than_half_is_unreadable_it_is_an_error_that_says_why(
     assert refusal(chat_tokenizer, path).startswith(f"9 of 17 rows are unreadable, line 9 first: {why}")
 
 
-def test_a_chat_is_rendered_for_the_answer_that_follows(
-    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_chat_is_rendered_for_the_answer(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     own = [{"role": "system", "content": "w9", "name": None}, *said("w5")]
     chats = [said("w1", "w2", "w3"), own, [*said("w6", "w7"), {"role": "tool", "content": "w8"}], said("w1", " "), []]
     path = write_lines(tmp_path / "chats.jsonl", [{"messages": chat, "n": i} for i, chat in enumerate(chats)])
@@ -129,9 +123,7 @@ def test_a_chat_is_rendered_for_the_answer_that_follows(
     assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable (line 4 first: ")
 
 
-def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
     text, chat = Prompt("w0 w1"), Prompt("<eos> w0 w1", {}, tuple(said("w0 w1")))
     assert encode(text, tokenizer) == encode(chat, tokenizer) == [1, 3, 4]
@@ -177,8 +169,7 @@ DATED = (
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [({}, "26 Jul 2024 w1"), ({"strftime_now": "2026-02-03", "thinks": False}, "03 Feb 2026 w9 w1")],
+    ("kwargs", "text"), [({}, "26 Jul 2024 w1"), ({"strftime_now": "2026-02-03", "thinks": False}, "03 Feb 2026 w9 w1")]
 )
 def test_a_template_prints_the_tasks_date_and_is_given_the_tasks_kwargs(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, kwargs: dict[str, Any], text: str
@@ -196,9 +187,7 @@ def test_what_a_template_cannot_be_given_is_refused(kwargs: Any) -> None:
         PromptSource("rows.jsonl", chat_template_kwargs=kwargs)
 
 
-def test_chats_without_a_template_and_system_without_chats_are_errors(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_chats_without_template_and_system_alone_are_errors(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     chats = write_lines(tmp_path / "chats.jsonl", [{"prompt": said("w1")}])
     assert f"({tokenizer.name_or_path}) has no chat template" in refusal(tokenizer, chats)
     texts = write_lines(tmp_path / "texts.jsonl", numbered(16))
@@ -224,9 +213,7 @@ def test_what_is_not_there_is_an_error_that_says_what_is(
     assert refusal(tokenizer, write_lines(tmp_path / "rows.jsonl", numbered(20)), **fields).startswith(message)
 
 
-def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_paths_that_cannot_be_read_say_what_can(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
     write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
     missing = tmp_path / "rwos.jsonl"

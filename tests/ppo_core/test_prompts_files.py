@@ -137,9 +137,7 @@ def test_a_chat_in_a_table_is_a_chat(tokenizer: PreTrainedTokenizerBase, tmp_pat
     assert prompts.train[0].messages and prompts.train[0].text == f"{prompts.train[0].messages[0]['content']}:"
 
 
-def test_a_bad_line_of_a_table_is_counted_by_the_line_it_begins_on(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_bad_line_of_a_table_is_counted_by_its_first(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     long = "w" * 200_000  # more than the csv module takes by default
     lines = ["question,answer", '"w1', 'w2",1', "", "w3,w4,3", '"",5', f"{long},6", *(f"w {i},{i}" for i in range(16))]
@@ -186,9 +184,7 @@ def test_a_folders_files_are_splits_by_their_names(tokenizer: PreTrainedTokenize
     assert "1 empty (line 2 of test_en.jsonl first)" in told
 
 
-def test_splits_may_be_files_with_any_characters_in_their_names(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_splits_may_be_files_with_any_names(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     train, eval_, test = tmp_path / "all.jsonl", tmp_path / "a+b [1].csv", tmp_path / "c(2).jsonl"
     for path, rows in ((train, ROWS[:6]), (eval_, ROWS[5:9]), (test, [*ROWS[9:], {"question": "", "answer": 0}])):
         write_rows(path, rows)

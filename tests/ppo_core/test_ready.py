@@ -29,9 +29,7 @@ GOOD = "def score(responses): return [0.0 for _ in responses]"
 
 
 @pytest.mark.parametrize("family", ["run", "evaluation"])
-def test_a_response_that_does_not_fit_is_refused_by_the_context_the_prompt_and_what_is_allowed(
-    tmp_path: Path, tiny_folder: Path, family: str
-) -> None:
+def test_a_response_that_does_not_fit_the_context_is_refused(tmp_path: Path, tiny_folder: Path, family: str) -> None:
     task = task_of(tmp_path, tiny_folder, GOOD)
     assets = task.prepare(None)
     longest = max(len(prompt.text.split()) for prompt in assets.prompts.train)
@@ -66,9 +64,7 @@ def test_a_reward_that_no_trial_could_use_is_refused(
     assert all(each in str(caught.value) for each in words) and "\n" not in str(caught.value)
 
 
-def test_a_reward_that_raises_is_noted_and_one_that_answers_is_tried_on_texts_with_their_tokens(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
+def test_a_reward_that_raises_is_noted_and_others_are_tried_on_texts(tmp_path: Path, tiny_folder: Path) -> None:
     dense = "def score(responses, tokens, ended):\n return [[float(t.strip() in r) for t in ts] for ts, r in zip(tokens, responses)]"
     task = task_of(tmp_path, tiny_folder, dense)
     assert not list(require_ready([PPOConfig(response_length=4)], task, task.prepare(None), tries_rewards=True))

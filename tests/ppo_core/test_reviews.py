@@ -11,15 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ppo_core.data.task import TaskAssets
 from tools.reviews import make_tokenizer
-from tools.reviews_corpus import (
-    LEVELS,
-    MAX_WORDS,
-    UNFINISHED,
-    augmented,
-    prefix_scores,
-    prompts,
-    review,
-)
+from tools.reviews_corpus import LEVELS, MAX_WORDS, UNFINISHED, augmented, prefix_scores, prompts, review
 
 
 def join(words: Sequence[str]) -> str:

@@ -381,13 +381,6 @@ def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
     assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
 
 
-def test_a_name_that_is_no_known_column_is_refused_when_loaded(write: Write) -> None:
-    part = write("def score(responses, anwser):\n    return [0] * len(responses)")
-    with pytest.raises(TaskError) as caught:
-        load_reward([part], CPU, PROMPTS)
-    assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
-
-
 # --- what is refused when loading
 
 

@@ -116,9 +116,7 @@ def test_chunks_change_no_score(part: RewardPart, rows: int) -> None:
     assert chunked == pytest.approx(whole, abs=1e-5)
 
 
-def test_a_chat_is_scored_under_the_reward_models_own_template(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_chat_is_scored_under_the_reward_models_template(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     part = save(tmp_path / "chat", tokenizer, gpt2())
     prompts = [chat("w3", "w4"), Prompt("w3"), chat("w5")]
@@ -145,9 +143,7 @@ def test_a_reward_models_template_prints_the_tasks_date(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize("words", [5, 20], ids=["short", "cut"])
-def test_a_chat_as_the_policy_writes_it_begins_once(
-    part: RewardPart, caplog: pytest.LogCaptureFixture, words: int
-) -> None:
+def test_a_chat_of_the_policy_begins_once(part: RewardPart, caplog: pytest.LogCaptureFixture, words: int) -> None:
     """The policy's template begins with the token that the reward model's tokenizer adds."""
     model = RewardModel(part, CPU)
     text = " ".join(f"w{i}" for i in range(words))
@@ -210,9 +206,7 @@ def test_a_text_that_is_too_long_keeps_the_eos_behind_it(bare: PreTrainedTokeniz
 
 
 @pytest.mark.parametrize("pads", [False, True], ids=["named_by_nobody", "the_tokenizers_eos"])
-def test_an_eos_is_read_also_where_no_padding_token_is_known(
-    bare: PreTrainedTokenizerBase, tmp_path: Path, pads: bool
-) -> None:
+def test_an_eos_is_read_where_no_padding_token_is(bare: PreTrainedTokenizerBase, tmp_path: Path, pads: bool) -> None:
     bare.pad_token = bare.eos_token if pads else None
     part = save(tmp_path / "unpadded", bare, gpt2(pad_token_id=None))
     # The other ids that no row ends with begin at 0, those of <pad> and <eos>.
@@ -229,9 +223,7 @@ def test_an_eos_that_also_pads_is_passed_over_as_in_training(bare: PreTrainedTok
     assert scores == pytest.approx(expected(part, [ids("w3 w4 w5"), ids("w6")]))
 
 
-def test_a_tokenizer_that_closes_every_text_adds_no_second_eos(
-    part: RewardPart, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tokenizer_that_closes_texts_adds_no_second_eos(part: RewardPart, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         model = RewardModel(part, CPU)
     assert len(said(caplog)) == 1 and "no EOS is appended" in said(caplog)[0]

@@ -176,12 +176,3 @@ def test_a_prompt_that_ends_within_a_character_leaves_it_to_the_response(kind: s
     assert texts_of(tokenizer, prompt, end) == "€"
     assert texts_of(tokenizer, prompt, [*end, a]) == "€a"
     assert texts_of(tokenizer, prompt, [a]) == "a"
-
-
-def test_rows_crop_to_what_they_use(tiny: TaskModels) -> None:
-    ids = torch.arange(12).view(2, 6)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
-    short = Sequences(ids, mask, prompt_width=3).rows(torch.tensor([1]))
-    assert short.ids.tolist() == [[8, 9]]
-    assert short.prompt_width == 1
-    assert short.response_ids.tolist() == [[9]]

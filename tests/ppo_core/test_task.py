@@ -18,10 +18,6 @@ def length(responses: list[str]) -> list[int]:
     return [len(response) for response in responses]
 
 
-def test_a_task_is_found_by_its_built_in_name() -> None:
-    assert get_task("reviews").name == "reviews"
-
-
 def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> None:
     path = "tests.tuner.quick_trainer:TASK"
     task = get_task(path)
@@ -55,9 +51,7 @@ def test_a_task_that_is_not_there_is_an_error_that_says_what_is(name: str, messa
 
 
 @pytest.mark.parametrize(("split", "index"), [("train", 1), ("eval", 0), ("test", 2)])
-def test_a_prompt_without_tokens_is_named(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, split: str, index: int
-) -> None:
+def test_an_empty_prompt_is_named(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, split: str, index: int) -> None:
     texts = {name: ["w1", "w2", "w3"] for name in ("train", "eval", "test")}
     texts[split][index] = ""
     prompts = Prompts.of_texts(**texts)

@@ -121,9 +121,7 @@ def test_rewards_of_every_kind(folder: Path) -> None:
     assert preparation.prompts == PromptSource("an-org/a-dataset")  # type: ignore[attr-defined]
 
 
-def test_a_folder_is_its_task_file_and_a_table_called_task_is_the_task(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_its_task_file_and_a_table_task_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folder, PLAIN)
     study = write(folder, 'name = "s"\n[task]\n' + PLAIN, "study.toml")
     monkeypatch.chdir(folder.parent)

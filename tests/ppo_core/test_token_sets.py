@@ -106,9 +106,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("filters", "each"), [({"top_k": 3}, 12), ({"top_p": 0.02}, 40)], ids=str)
-def test_generation_keeps_and_reserves_no_more_than_the_sets_need(
-    models: TaskModels, filters: dict[str, Any], each: int
-) -> None:
+def test_generation_keeps_no_more_than_the_sets_need(models: TaskModels, filters: dict[str, Any], each: int) -> None:
     with LargestTensor() as largest:
         rollouts = respond(models, 200, **filters)
     tokens = int(rollouts.lengths.sum())

@@ -31,19 +31,10 @@ from tests.ppo_core.conftest import restored, run_to, tiny_models
 from tests.ppo_core.families import GATED
 
 CONFIG = PPOConfig(
-    total_episodes=96,
-    batch_size=16,
-    mini_batch_size=8,
-    num_ppo_epochs=2,
-    response_length=6,
-    temperature=1.0,
-    learning_rate=3e-3,
-    value_learning_rate=1e-2,
-    kl_coef=0.02,
-    kl_target=1.0,
-    warmup_ratio=0.2,
+    total_episodes=96, batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=6, temperature=1.0,
+    learning_rate=3e-3, value_learning_rate=1e-2, kl_coef=0.02, kl_target=1.0, warmup_ratio=0.2,
     eval_every_episodes=32,
-)
+)  # fmt: skip
 
 PACE_METRICS = {"policy/kl_step", "policy/kl_step_wanted"}
 
@@ -174,9 +165,7 @@ PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
     ],
     ids=["one", "by_layer", "nested"],
 )
-def test_a_response_that_crosses_longropes_original_length_is_refused(
-    tiny: TaskModels, config: PreTrainedConfig
-) -> None:
+def test_a_response_across_longropes_original_length_is_refused(tiny: TaskModels, config: PreTrainedConfig) -> None:
     tiny.reference.config = config
     with pytest.raises(ConfigError, match=r"^response_length = 7 is not allowed: .* 32 .* 11 and .* so at most 6$"):
         PPOTrainer(replace(CONFIG, response_length=7), tiny, world=ONE_PROCESS)
@@ -194,9 +183,7 @@ def test_longrope_up_to_its_original_length_is_sampled_as_it_is_trained(tiny: Ta
     assert first.metrics["sampler/mismatch"] < 1e-4
 
 
-def test_a_device_without_float64_is_left_for_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_float64_means_the_cpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("mps"))
     assert resolve_device("auto") == torch.device("cpu")
     assert len(caplog.messages) == 1 and "mps" in caplog.messages[0]

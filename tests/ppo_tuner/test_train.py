@@ -39,7 +39,7 @@ def test_a_run_of_ones_own_parts_is_returned_with_its_model_and_its_steps(tiny_f
         assert "\n" not in str(raised.value) and not Path("other").exists()
 
 
-def test_a_studys_answer_is_trained_with_its_configuration_and_what_is_given_wins(tiny_folder: Path) -> None:
+def test_a_studys_answer_is_trained_as_configured_and_what_is_given_wins(tiny_folder: Path) -> None:
     study = pt.tune(
         policy=str(tiny_folder), reward=often, prompts=PROMPTS, name="plain", stop_early=False, workers=1,
         trial=[{"cliprange": 0.3}], **SHORT,

@@ -46,7 +46,7 @@ def lines_until(script: "subprocess.Popen[str]", wanted: str) -> Iterator[str]:
     raise AssertionError(f"the script ended before it said {wanted!r}")
 
 
-def test_a_script_is_interrupted_killed_and_resumed_and_the_command_line_confirms_it(tiny_folder: Path) -> None:
+def test_a_script_is_interrupted_killed_resumed_and_confirmed(tiny_folder: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tiny_folder), "32"]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with spawned(command, **options) as script:
@@ -96,7 +96,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("how", ["the stop button", "kill -9"])
-def test_a_call_that_is_ended_in_the_middle_of_a_trial_leaves_no_worker_and_goes_on_there(
+def test_a_call_ended_in_a_trial_leaves_no_worker_and_goes_on_there(
     tiny_folder: Path, own_folder: Path, how: str
 ) -> None:
     """A notebook's stop button signals the whole group of processes, as Ctrl-C in a terminal."""
@@ -225,7 +225,7 @@ def test_a_bad_run_is_told_in_keywords(own_folder: Path, call: dict[str, Any], w
     assert words in str(caught.value) and "--" not in str(caught.value)
 
 
-def test_commands_name_a_store_that_is_not_the_default_and_a_program_that_is_not_on_the_path(
+def test_commands_name_a_store_and_a_program_that_are_not_the_default(
     quick: pt.Study, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = str(own_folder / "runs" / "ppo-tuner.db")
@@ -263,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)
-def test_what_no_trial_could_do_is_refused_while_preparing_and_nothing_is_stored(
+def test_what_no_trial_could_do_is_refused_and_nothing_is_stored(
     tiny_folder: Path, call: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     parts: dict[str, Any] = {

@@ -30,13 +30,9 @@ def enrich(store: Store) -> None:
         connection.execute(update(schema.studies).values(overrides=overrides))
         ids = list(connection.scalars(select(trials.c.id).order_by(trials.c.number)))
         fork = {
-            "origin": Origin.FORKED,
-            "role": Role.FORK,
-            "parent": 1,
-            "fork_step": 2,
-            "wanted": Wanted.PAUSE,
+            "origin": Origin.FORKED, "role": Role.FORK, "parent": 1, "fork_step": 2, "wanted": Wanted.PAUSE,
             "label": "",
-        }
+        }  # fmt: skip
         connection.execute(update(trials).where(trials.c.id == ids[-1]).values(**fork))
         reason = {"rule": "error", "message": f"half {LONE}", "evidence": [{"step": 1.0}], "log": "\x1b[31m"}
         connection.execute(update(trials).where(trials.c.id == ids[2]).values(reason=reason, label=HOSTILE[1]))

@@ -1,6 +1,5 @@
 """A study's one answer: which trial, how sure that is, what to know of it, and the command, wherever it is printed."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dashboard import report as html_report
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, opened, quick_spec, rows, run, storage
 from tuner.confirm import answer
@@ -19,8 +17,6 @@ from tuner.judge.results import StudyView
 from tuner.store import OnTest, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
-
-BUDGETS = (1.0, 3.0, 3.5, 4.0, 4.5, 6.5, 9.0, 10.0, 12.0, 40.0)
 
 
 def spec(**changes: Any) -> StudySpec:
@@ -66,37 +62,12 @@ def only(view: StudyView, **changes: Any) -> StudyView:
 # Which trial, and how sure that is
 
 
-def test_before_it_is_confirmed_it_is_the_best_trial_of_one_seed(store: Store, view: StudyView) -> None:
-    found, best = answer.of_study(store, view), view.best()
-    assert found is not None and best is not None
-    assert (found.number, found.badge, found.confirmed) == (best.number, Badge.ONE_SEED, None)
-    assert found.remedy == ("confirm", NAME)
-    assert answer.of_study(store, replace(view, trials=())) is None
-
-
 def test_what_was_confirmed_is_the_answer(confirmed: Path) -> None:
     found = of(confirmed)
     assert found.confirmation is not None and found.confirmed is found.confirmation.choice
     assert found.badge in (Badge.CONFIRMED, Badge.TIE)
     assert (found.badge is Badge.CONFIRMED) == found.confirmation.is_decided
     assert found.confirmation.verdict == found.decision
-
-
-def test_the_command_for_more_seeds_reaches_all_that_were_confirmed(confirmed: Path) -> None:
-    """Values are set so that the two confirmed trials, without the reference, are third and fourth of the search."""
-    with opened(confirmed) as store:
-        view = results.read_study(store, NAME)
-        first, second, *_ = sorted({row.parent for row in view.confirming if row.parent})
-        values = {first: 3.0, second: 2.0}
-        more = [replace(row, number=row.number + 100, config=row.config | {"lam": 0.5}) for row in view.trials[1:3]]
-        trials = [replace(row, value=values.get(row.number, 1.0)) for row in view.trials]
-        ranked = replace(view, trials=(*trials, *(replace(row, value=4.0, kl=9.0, value_step=8) for row in more)))
-        done = of(confirmed).confirmation
-        assert done is not None
-        assert answer._confirm(ranked, done, 6) == ("confirm", NAME, "--top", "4", "--seeds", "6")
-        assert answer._confirm(replace(view, trials=tuple(trials)), done, 5) == ("confirm", NAME)
-        longer = replace(done, total_episodes=320)
-        assert answer._confirm(view, longer, 6)[-4:] == ("--seeds", "6", "--total-episodes", "320")
 
 
 def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Path) -> None:
@@ -113,13 +84,8 @@ def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Pat
     found = of(tmp_path)
     assert (found.number, found.badge, found.launch) == (was.number, was.badge, was.launch), "it displaces nothing"
     assert f"Trial {best.number} is newer" in found.doubt and found.remedy == (
-        "confirm",
-        NAME,
-        "--top",
-        "1",
-        "--seeds",
-        "3",
-    )
+        "confirm", NAME, "--top", "1", "--seeds", "3",
+    )  # fmt: skip
     assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), from_file=False)[0]
     assert "newer" not in of(tmp_path).doubt
 
@@ -132,15 +98,6 @@ def test_while_runs_are_not_read_nothing_is_confirmed(confirmed: Path) -> None:
         found = answer.of_study(store, replace(view, confirming=(*view.confirming[:-1], unread)))
     assert found is not None and (found.badge, found.confirmed) == (Badge.ONE_SEED, None)
     assert found.doubt == "Nothing yet: 1 of the confirming runs is not read." and found.remedy == ("run", NAME)
-
-
-def test_under_another_budget_nothing_is_confirmed_and_that_is_said(confirmed: Path) -> None:
-    own = of(confirmed)
-    for budget in (3.0, 6.5):
-        found = of(confirmed, budget)
-        assert (found.badge, found.confirmed, found.remedy) == (Badge.ONE_SEED, None, ())
-        assert found.launch[-2:] == ("--kl_budget", f"{budget:g}")
-    assert "--kl_budget" not in own.launch
 
 
 def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> None:
@@ -197,63 +154,6 @@ def test_the_command_has_the_length_that_was_confirmed(confirmed: Path) -> None:
 
 
 # The places that print it
-
-
-def places(ppo_tuner: Invoke, folder: Path, kl_budget: float | None = None) -> dict[str, tuple[str, str]]:
-    """Return the trial and the command that each place tells to launch, once it was found in what it prints."""
-    found = of(folder, kl_budget)
-    where = ["--storage", storage(folder)]
-    under = [] if kl_budget is None else ["--kl-budget", f"{kl_budget:g}"]
-    told = {"best --json": ppo_tuner("best", NAME, *under, "--json", *where)[1]}
-    if kl_budget is None:
-        told["show --json"] = ppo_tuner("show", NAME, "--json", *where)[1]
-        for place, words in (("show", ["show", NAME]), ("run", ["run", NAME])):
-            told[place] = ppo_tuner(*words, *where)[1]
-        if found.confirmation is not None:
-            told["confirm --show"] = ppo_tuner("confirm", NAME, "--show", *where)[1]
-        told["export"] = ppo_tuner("export", NAME, "--to", "yaml", *where)[1]
-        with opened(folder) as store:
-            told["report"] = html_report.report(store, NAME)
-    told["best"] = ppo_tuner("best", NAME, *under, *where)[1]
-    answers = {}
-    for place, text in told.items():
-        if place.endswith("--json"):
-            data = json.loads(text)["answer"]
-            answers[place] = (str(data["trial"]), data["launch"])
-            continue
-        lines = [line for line in text.replace("\n# ", "\n").splitlines() if "train --from" in line]
-        launch = next(line for line in lines if " ".join(found.launch) in line)
-        assert found.decision in " ".join(text.replace("\n#", " ").replace("&#39;", "'").split()), place
-        command = launch[launch.index("ppo-tuner") :].split(" --storage")[0].removesuffix("</pre>")
-        answers[place] = (command.split()[4], f"{command} --storage {storage(folder)}")
-    return answers
-
-
-def all_equal(answers: dict[str, tuple[str, str]], found: Answer) -> None:
-    for place, (number, launch) in answers.items():
-        assert number == str(found.number), place
-        assert launch.split(" --storage")[0] == "ppo-tuner " + " ".join(found.launch), place
-
-
-@pytest.mark.slow
-def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: Invoke, own_folder: Path) -> None:
-    run(own_folder, spec(trials=2))
-    all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), from_file=False)
-    assert of(own_folder).confirmed is not None
-    all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    for budget in BUDGETS:
-        all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))
-    run(own_folder, spec(trials=6))
-    assert "newer" in of(own_folder).doubt
-    all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    for budget in BUDGETS:
-        all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))
-    lower = spec(trials=6, kl={"budget": 4.0, "limit": 15.0})
-    run(own_folder, lower)
-    all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    run(own_folder, lower, plan=Plan(top=1, seeds=3), from_file=False)
-    all_equal(places(ppo_tuner, own_folder), of(own_folder))
 
 
 def test_where_the_reference_wins_it_is_confirmed_alone(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ FILES: dict[str, str | bytes] = {
     "plain_file": "no study",
     "folder/readme.txt": "no study here",
     "bad.yaml": "lam: [",
+    "list.json": "[]",
     "unknown.yaml": "lamb: 0.9",
     "trl.yaml": "num_sample_generations: 3\nkl_coef: -1.0",
     "good_trl.yaml": "num_sample_generations: 3",
@@ -161,6 +162,12 @@ READING: list[Case] = [
 ]
 UPKEEP: list[Case] = [
     ("export made --format xml", 2, "--format | 'xml' | csv"),
+    ("export made", 2, "one of the arguments --format --to is required"),
+    ("export made --to tlr", 2, "--to | 'tlr' | did you mean \"trl\"?"),
+    ("export made --to trl --format csv", 2, "not allowed with argument --to"),
+    ("export made 2 --format csv", 2, "TRIAL is not allowed with --format csv"),
+    ("export made --to trl -o bad.yaml", 2, "bad.yaml already exists | --force"),
+    ("export made --to verl -o x.txt", 2, "-o x.txt is not allowed with --to verl | .yaml or .yml"),
     ("export made --format csv -o plain_file", 2, "plain_file already exists"),
     ("export made --format csv -o folder --force", 2, "folder already exists | is not an exported study alone"),
     ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
@@ -217,11 +224,20 @@ OTHERS: list[Case] = [
     ("new-task plain_file", 2, "plain_file"),
     ("new-task folder", 2, "folder"),
     ("new-task plain_file/below", 2, "plain_file"),
+    ("new-task 'a b'", 2, "'a b' is not allowed as a task's folder | letter or digit"),
+    ("new-task ''", 2, "'.' is not allowed as a task's folder"),
+    ("new-task none/sums", 2, "folder none not found"),
+    ("new-task sums --policy task:arithmatic", 2, "--policy = 'task:arithmatic' | \"task:arithmetic\"?"),
+    ("new-task sums --policy ./none", 2, "--policy = './none': "),
     ("train --task made.toml", 2, "made.toml is a study, not a task | ppo-tuner run made.toml | task: reviews"),
     ("train --task revews", 2, 'revews | "reviews"?'),
     ("train --learning_rat 1", 2, 'unknown flag | "--learning_rat" | "--learning_rate"?'),
     ("train --task reviews --kl_coef -1", 2, "kl_coef = | is not allowed | at least 0"),
     ("train --task reviews --config none.yaml", 2, "none.yaml"),
+    ("train --task reviews --config list.json", 2, "list.json: not a table of hyperparameters"),
+    ("train --from made 1 --config bad.yaml", 2, "--config: not allowed with argument --from"),
+    ("train --task reviews --output folder", 2, "--output folder is not empty"),
+    ("train --task reviews --output plain_file/x", 2, "--output plain_file/x cannot be written"),
     ("train --task reviews --config bad.yaml", 2, "bad.yaml: "),
     ("import-config unknown.yaml", 2, "unknown.yaml | TRL's PPO"),
     ("import-config folder", 2, "folder"),
@@ -234,6 +250,7 @@ OTHERS: list[Case] = [
 ]
 
 
+OWN_TASK = 'policy = "an-org/a-model", reward = "ppo_core.tasks.arithmetic.reward:exact", prompts = "an-org/data"'
 RANGE = 'learning_rate = { low = 1e-5, high = 3e-3, scale = "log" }'
 END = "limit = 15.0\n"
 STUDY_FAULTS: list[tuple[str, str, str]] = [
@@ -244,6 +261,8 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ('task = "reviews"', 'task = "review"', 'task: | "review" | did you mean "reviews"'),
     ('task = "reviews"', 'task = "no/such.toml"', "task: | no/such.toml not found"),
     ('task = "reviews"', "task = 3", "task = 3 | a string in quotes, or a [task] table"),
+    ('task = "reviews"', 'task = { polcy = "x" }', 'task.polcy: unknown key | did you mean "policy"?'),
+    ('task = "reviews"', f"task = {{ {OWN_TASK}, kl_budget = 0 }}", "task.kl_budget = 0 | a number over 0"),
     ("trials = 8", "trials = 1.5", "trials = 1.5 | a whole number of at least 1"),
     ("trials = 8", "budget = 0.5", "budget = 0.5 | at least 1"),
     ("trials = 8", "budget = nan", "budget = nan | a number over 0"),

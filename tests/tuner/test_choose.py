@@ -79,7 +79,7 @@ def test_what_rounds_a_trial_up_to_whole_batches_is_not_charged(total: int, whol
     assert tally(done, spec).text == "10 trials ended, 10.0 of 10 full trials spent"
 
 
-def test_a_budget_in_time_starts_trials_until_they_have_taken_it_and_what_runs_ends() -> None:
+def test_a_budget_in_time_starts_trials_until_they_have_taken_it() -> None:
     rows, spec = [finished(n, seconds=60.0) for n in range(3)], make_spec(budget="3m")
     assert next_of([], make_spec(budget="1s")) == next_of(rows[:2], spec) == "new"
     assert next_of(rows, spec) is None and is_finished(spec, rows)
@@ -129,7 +129,7 @@ def test_another_budget_is_one_line_that_says_what_is_allowed(given: Any) -> Non
         assert "is not allowed" in line and BUDGET_IS in line and "\n" not in line
 
 
-def test_a_study_ends_with_the_trial_that_spends_its_time_and_goes_on_with_more(tmp_path: Path) -> None:
+def test_a_study_ends_with_the_trial_that_spends_its_time(tmp_path: Path) -> None:
     """A trial that takes less than a second is charged one."""
     before, more = 0, (lambda new: new > 0)
     for limit, is_more in (("3s", more), ("3s", lambda new: new == 0), ("6s", lambda new: new >= 0)):

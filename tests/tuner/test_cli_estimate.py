@@ -20,7 +20,7 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.estimate import LEARNING, LOADING, SAMPLING, _lower
 from tuner.cli.progress import StudyProgress
-from tuner.control.disk import disk, most_kept, search_line
+from tuner.control.disk import disk, most_kept
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
 from tuner.judge.scoring import Tally, tally
 from tuner.study.spec import StudySpec
@@ -119,9 +119,7 @@ def test_a_run_says_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize("ended", [0, 4])
-def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
-    monkeypatch: pytest.MonkeyPatch, ended: int
-) -> None:
+def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_trial(monkeypatch: pytest.MonkeyPatch, ended: int) -> None:
     out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("tuner.cli.progress.time.monotonic", lambda: now[0])
     spec = StudySpec.from_dict(made_study.SPEC, "made")
@@ -151,15 +149,6 @@ def test_disk_of_a_study(tally: dict[str, Any], trials: int) -> None:
     assert disk(1000, 0, spec, 0).most == 1000 * (7 + (trials - 1) * 2 + 8)
     assert most_kept(spec, 4) == 4 * 7 + (trials - 4) * 2 + 8
     assert most_kept(spec, 50) == trials * 7 + 8, "no more run than there are"
-
-
-@pytest.mark.parametrize(("more", "trials"), [({}, 5), ({"trials": 3}, 3)])
-def test_a_budget_in_time_is_so_many_trials(more: dict[str, Any], trials: int) -> None:
-    content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, "budget": "2m", **more}
-    spec = StudySpec.from_dict(content, "a")
-    assert disk(1000, 0, spec, 0, 27.0).most == 1000 * (7 + (trials - 1) * 2 + 8)
-    assert most_kept(spec, 4) == min(4, trials) * 7 + 8, "how long a trial takes is not known yet"
-    assert "about 2 min of device time" in search_line(replace(spec, trials=None), 2.0, 1.0)
 
 
 def test_the_time_left_of_a_budget_in_time_is_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

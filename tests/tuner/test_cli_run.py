@@ -36,7 +36,7 @@ from tuner.control.events import (
 from tuner.judge.scoring import Tally
 from tuner.store import Outcome
 from tuner.study.spec import StudySpec
-from tuner.study.status import Role, Status
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -128,25 +128,6 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
 
 
-def test_the_count_is_of_the_search_or_of_what_confirms_it() -> None:
-    out, spec = io.StringIO(), StudySpec.from_dict(made_study.SPEC, "made")
-    confirming = trial_row(9, role=Role.CONFIRM, parent=0)
-    with StudyProgress(Console(file=out, width=200)) as progress:
-        progress(StudyStarted(spec, Tally(4, 4, 4.0, None), ()))
-        progress(TrialEnded(trial_row(3), Tally(4, 4, 4.0, None)))
-        for confirmed in (1, 10):
-            progress(TrialEnded(confirming, Tally(4, 4, 4.0, None, 10, confirmed)))
-        progress(TrialEnded(trial_row(10), Tally(5, 6, 5.0, None, 10, 10)))
-        progress(TrialEnded(trial_row(11), Tally(1, None, 0.84, 6.0)))
-        progress(TrialEnded(trial_row(12), Tally(12, None, 6.96, 7.5, 10, 10)))
-        progress(TrialEnded(trial_row(13), Tally(2, None, 0.84, 3.0, unit="min")))
-    counts = [line[: line.index("]") + 1] for line in out.getvalue().splitlines() if line.startswith("[")]
-    assert counts == [
-        "[4/4]", "[confirmed  1/10]", "[confirmed 10/10]", "[5/6]", "[1 ended, 0.8 of 6]", "[12 ended, 7.0 of 7.5]",
-        "[2 ended, 0.8 of 3 min]",
-    ]  # fmt: skip
-
-
 def test_a_study_of_a_module_in_the_working_folder_runs_in_its_workers(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "own_quick.py").write_text(
         "from dataclasses import replace\nfrom tests.tuner.quick_run import TASK as QUICK, quick_trainer as make\n"
@@ -177,9 +158,7 @@ def test_timeout_is_no_failure_and_tells_how_to_go_on(ppo_tuner: Invoke, own_fol
     assert ppo_tuner("run", "quick.toml")[0] == 0
 
 
-def test_interrupted_run_exits_130_and_goes_on(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on(ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own_folder / "quick.toml").write_text(QUICK_STUDY)
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     status, stdout, stderr = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")

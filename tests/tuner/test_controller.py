@@ -31,7 +31,6 @@ from tests.tuner.quick_study import (
 from tuner.control.events import (
     Event,
     Preparing,
-    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -169,15 +168,13 @@ def test_what_a_power_cut_took_from_the_store_is_read_from_the_checkpoint(tmp_pa
 
 
 def test_it_is_said_that_new_trials_get_other_threads(tmp_path: Path) -> None:
-    _, first = run(tmp_path, quick_spec(trials=1, threads=1))
-    assert not [note for note in first[0].notes if "threads" in note]  # type: ignore[union-attr]
-    _, second = run(tmp_path, quick_spec(trials=2), threads_per_trial=lambda _: 3)
-    assert [note for note in second[0].notes if "threads" in note] == [  # type: ignore[union-attr]
-        "threads: unset, was 1",
-        "new trials have 3 CPU threads each; those of 1 keep them",
-    ]
-    _, third = run(tmp_path, quick_spec(trials=3, threads=2))
-    assert "new trials have 2 CPU threads each; those of 1, 3 keep them" in third[0].notes  # type: ignore[union-attr]
+    def notes(**keywords: Any) -> list[str]:
+        _, events = run(tmp_path, **keywords)
+        return [note for note in events[0].notes if "CPU threads" in note]  # type: ignore[union-attr]
+
+    assert notes(spec=quick_spec(trials=1, threads=1)) == []
+    assert len(notes(spec=quick_spec(trials=2), threads_per_trial=lambda _: 3)) == 1
+    assert "those of 1, 3 keep them" in notes(spec=quick_spec(trials=3, threads=2))[0]
     assert [row.threads for row in rows(tmp_path)] == [1, 3, 2]
 
 
@@ -295,25 +292,6 @@ def test_what_rounding_shows_as_kl_is_told_once_and_in_each_trials_log(
     assert len([line for line in warned if "rounding" in line and "10.0%" in line]) == len(warned) == told
     logs = [trial_log.path_of(tmp_path / "runs/quick" / number).read_text() for number in "01"]
     assert [log.count("rounding in bfloat16") for log in logs] == [told, told]
-
-
-@pytest.mark.slow
-def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(3600.0, 3600.0))
-    outage.write_text("1")
-    told: list[str] = []
-
-    def order(event: Event) -> None:
-        if isinstance(event, StudyWarned) and "trying again" in event.message:
-            placed(tmp_path, "pause")
-        if isinstance(event, StudyPaused):
-            told.append(event.resume)
-            placed(tmp_path, "stop")
-
-    spec = quick_spec("cut_off", trials=2)
-    assert not run(tmp_path, spec, workers=1, on_event=order, timeout=60.0)[0]
-    assert told == [f"ppo-tuner resume quick --storage sqlite:///{tmp_path / 'store.db'}"]
-    assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 
 @pytest.mark.slow

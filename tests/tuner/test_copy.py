@@ -32,9 +32,7 @@ def copy(source: Store, target: Store, name: str = "made") -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", stores.CASES)
-def test_a_copy_and_a_copy_of_it_hold_all_that_a_study_has(
-    kind: str, store: Store, other: Store, tmp_path: Path
-) -> None:
+def test_a_copy_and_its_copy_hold_all_that_a_study_has(kind: str, store: Store, other: Store, tmp_path: Path) -> None:
     server = Store.open(stores.empty(kind, tmp_path), create=True)
     copy(store, server)
     assert everything(server) == everything(store)

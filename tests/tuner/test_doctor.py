@@ -95,10 +95,7 @@ def test_a_sound_trainer_learns_three_tasks_with_known_answers(
 
 @pytest.mark.slow
 def test_a_trainer_that_lowers_the_reward_or_learns_nothing_is_told(
-    ppo_tuner: Invoke,
-    own_folder: Path,
-    quick_devices: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, right = next(iter(self_check.TASKS.items()))
     monkeypatch.setattr(self_check, "TASKS", {name: right})

@@ -285,11 +285,3 @@ def test_gpus_for_which_torch_does_not_answer_are_named(monkeypatch: pytest.Monk
 
 def test_the_local_engine_does_what_the_controller_relies_on(tmp_path: Path) -> None:
     check_engine(LocalEngine, tmp_path)
-
-
-def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    with LocalEngine(EngineNeeds(1)) as engine:
-        engine.start(trial_spec(tmp_path / "0", "gated"))
-        pid = to_gate(engine, 0).pid
-        assert psutil.pid_exists(pid)
-    assert not psutil.pid_exists(pid)

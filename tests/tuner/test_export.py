@@ -60,16 +60,8 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                 if column in ("id", "study_id", "trial_id"):
                     continue
                 is_json = column in (
-                    "config",
-                    "params",
-                    "reason",
-                    "extra",
-                    "parts",
-                    "tokens",
-                    "rewards",
-                    "kls",
-                    "lengths",
-                )
+                    "config", "params", "reason", "extra", "parts", "tokens", "rewards", "kls", "lengths",
+                )  # fmt: skip
                 cell = as_read(value, fmt, is_json)
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
 

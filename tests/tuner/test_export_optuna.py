@@ -11,7 +11,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.errors import ConfigError, StoreError
+from ppo_core.errors import ConfigError
 from tests.tuner import made_study, stores
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
@@ -34,19 +34,12 @@ ROWS = [
     trial_row(4, params=ADAPTIVE, value=1.75, kl=9.0, value_step=4, config={**CONFIG, "lam": 0.5}),
     trial_row(5, params=ADAPTIVE, status=Status.STOPPED, value=1.25, kl=0.0, value_step=0, label="mine"),
     trial_row(
-        6,
-        params=REFERENCE,
-        origin=Origin.FORKED,
-        role=Role.FORK,
-        parent=4,
-        fork_step=7,
-        value=1.6,
-        kl=9.5,
+        6, params=REFERENCE, origin=Origin.FORKED, role=Role.FORK, parent=4, fork_step=7, value=1.6, kl=9.5,
         value_step=9,
     ),
     trial_row(7, params=REFERENCE, status=Status.STOPPED, value=None, kl=None),
     running(8, ADAPTIVE),
-]
+]  # fmt: skip
 EXPECTED = [
     (0, "COMPLETE", 1.5),
     (1, "COMPLETE", 2.0),
@@ -205,25 +198,6 @@ def test_a_study_that_is_there_is_refused_or_replaced(store: Store, output: str)
     end(store, 7, 1.0)
     after = [without_id(trial) for trial in export(store, output, replace=True).trials]
     assert after[:7] == before[:7] and after[7] != before[7]
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("plain_file", "plain_file failed: file is not a database"),
-        ("postgresql://me:secret@127.0.0.1:1/db", r"me:\*\*\*@127.0.0.1:1/db failed: "),
-        ("mysql://me:secret@host/db", "mysql is not supported"),
-    ],
-)
-def test_a_storage_that_cannot_be_used_is_one_line(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plain_file").write_text("mine\n")
-    with pytest.raises(StoreError, match=message) as caught:
-        export(store, output)
-    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
-    assert Path("plain_file").read_text() == "mine\n"
 
 
 # The command

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +13,10 @@ from tests.tuner.quick_trainer import GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
-from tuner.control.trial_files import FileWork
 from tuner.store import OrderState, Store
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
-
-
-def test_work_is_done_in_order_in_another_thread_and_followed_up_here() -> None:
-    threads: list[int] = []
-    said: list[object] = []
-    done = threading.Semaphore(0)
-
-    def fail() -> None:
-        raise ValueError("no disk")
-
-    def note(outcome: Future[Any]) -> None:
-        threads.append(threading.get_ident())
-        said.append(outcome.exception() or outcome.result())
-
-    with FileWork() as work:
-        work.on_done = done.release
-        work.collect()
-        assert not work.is_busy
-        for piece in (threading.get_ident, fail, lambda: "last"):
-            work.give(piece, note)
-        assert all(done.acquire(timeout=SECONDS) for _ in range(3))
-        assert work.is_busy and said == []
-        work.collect()
-        assert not work.is_busy
-    here = threading.get_ident()
-    assert said[0] != here and str(said[1]) == "no disk" and said[2] == "last"
-    assert set(threads) == {here}
-
-
-def test_what_has_not_begun_when_it_is_closed_is_not_done() -> None:
-    begun, gate = threading.Event(), threading.Event()
-    did: list[str] = []
-
-    def first() -> None:
-        begun.set()
-        assert gate.wait(SECONDS)
-        did.append("first")
-
-    work = FileWork()
-    work.give(first, lambda _: None)
-    work.give(lambda: did.append("second"), lambda _: None)
-    assert begun.wait(SECONDS)
-    work.close(wait=False)
-    gate.set()
-    work.close()
-    assert did == ["first"]
 
 
 class Blocked:
@@ -100,9 +52,7 @@ class Blocked:
 @pytest.mark.parametrize(
     "path", ["tuner.judge.forks.fork_files", "ppo_core.checkpoint.by_rank", "tuner.control.trial_files.to_delete"]
 )
-def test_steps_orders_and_the_lease_do_not_wait_for_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_steps_orders_and_lease_wait_for_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr("tuner.control.controller.RENEW_SECONDS", -1.0)
     blocked = Blocked(monkeypatch, path, {"3 steps", "lease renewed", "enqueue decided"})
     renew = Store.renew

@@ -201,11 +201,7 @@ def steps_of(spec: TrialSpec, stop_at: int | None) -> list[Stepped]:
 
 
 def run(
-    folder: Path,
-    config: dict[str, Any],
-    resume_from: Path | None = None,
-    stop_at: int | None = None,
-    **changes: Any,
+    folder: Path, config: dict[str, Any], resume_from: Path | None = None, stop_at: int | None = None, **changes: Any
 ) -> list[StepReport]:
     """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
     steps = steps_of(trial_spec(folder, config, resume_from=resume_from, **changes), stop_at)
@@ -296,9 +292,7 @@ def test_a_run_that_is_left_in_any_stage_resumes_in_it(tmp_path: Path, forked: l
     assert reports + run(tmp_path / "one", LAST, resume_from, stages=STAGES) == forked
 
 
-def test_a_stage_begins_with_new_patience_and_a_forks_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_begins_with_new_patience_and_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 1e-3 KL is 4 nats a step: over a limit of 9 from step 3 on, where it is forked."""
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # every step takes equally long
     guard = GuardSettings(kl_limit=9.0, grace=0.0, patience=2)

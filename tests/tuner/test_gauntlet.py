@@ -193,7 +193,7 @@ def test_it_ends_where_the_answer_is(
         assert found.rows[0].is_answer and found.rows[0].number == answer.number
 
 
-def test_the_hacking_sign_is_the_share_of_the_way_to_its_limit_on_each_seed(tmp_path: Path) -> None:
+def test_the_hacking_sign_is_the_share_of_the_way_to_its_limit(tmp_path: Path) -> None:
     ten.make(tmp_path / "ten.db", STUDIES["hacked"])
     first = read(tmp_path / "ten.db").rows[0].readings[3]
     # From 20 tokens to the mean of two evaluations, both 36, 34, 35 or 20; the limit is 30.

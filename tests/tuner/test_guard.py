@@ -141,9 +141,7 @@ def test_kl_far_over_the_limit_stops_at_once() -> None:
         ),
     ],
 )
-def test_a_patient_rule_says_what_its_limit_is_relative_to(
-    rule: str, metric: str, values: list[float], message: str
-) -> None:
+def test_a_patient_rule_says_its_limits_measure(rule: str, metric: str, values: list[float], message: str) -> None:
     reason = run(series(metric, values))
     assert reason is not None
     assert (reason.rule, reason.message, reason.step, reason.steps_over) == (rule, message, len(values), 3)
@@ -172,9 +170,7 @@ def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
         ([*[{VALUE_LOSS: 0.4, RETURN_STD: 1.0}] * 3, *[{VALUE_LOSS: 5e5, RETURN_STD: 1.2}] * 17], True),
     ],
 )
-def test_a_value_loss_is_held_against_the_returns_not_raw_scores(
-    history: list[dict[str, float]], is_ended: bool
-) -> None:
+def test_a_value_loss_is_held_against_returns_not_scores(history: list[dict[str, float]], is_ended: bool) -> None:
     raw = {"objective/scores": 1000.0 if is_ended else 0.0, "objective/scores_std": 1.0 if is_ended else 0.01}
     reason = run([raw | row for row in history])
     assert (reason and reason.rule) == ("value_divergence" if is_ended else None)
@@ -188,9 +184,7 @@ def test_without_a_grace_period_the_first_value_loss_is_the_scale() -> None:
 @pytest.mark.parametrize(
     ("metric", "healthy", "bad"), [(ENTROPY, 2.0, 0.001), (REPETITION, 0.3, 0.99), (VALUE_LOSS, 1.0, 1e6)]
 )
-def test_the_grace_period_holds_back_the_rules_that_compare_with_the_start(
-    metric: str, healthy: float, bad: float
-) -> None:
+def test_the_grace_period_holds_back_rules_that_compare_with_the_start(metric: str, healthy: float, bad: float) -> None:
     history = series(metric, [healthy, *[bad] * 9, *[healthy] * 8])
     assert run(history, guard(grace=0.5)) is None
     reason = run(history, guard(grace=0.0))
@@ -238,9 +232,7 @@ def test_nothing_learned_by_half_of_the_episodes() -> None:
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_where_a_filter_raises_the_kl_evaluations_say_what_was_learned(
-    learned: bool,
-) -> None:
+def test_where_a_filter_raises_the_kl_evaluations_say_what_was_learned(learned: bool) -> None:
     history = series(KL, [2.0 + 0.05 * (-1) ** n for n in range(20)])
     assert run(history) is None, "without an evaluation nothing is known"
     for step in (4, 12):
@@ -309,25 +301,13 @@ def test_settings_round_trip() -> None:
     assert guard() == GuardSettings(kl_limit=15.0)
 
 
-def test_every_rule_is_declared_whole() -> None:
-    for name, rule in RULES.items():
-        assert name == rule.name
-        assert rule.label
-        assert rule.doc.endswith(".") or rule.doc.endswith("began.")
-        assert rule.metric is None or rule.metric in METRICS
-        assert rule.valid is None or rule.limit in rule.valid
-    assert set(CORE) | set(WATCHED) <= set(READ) <= set(METRICS)
-
-
 READING = st.one_of(st.floats(0, 100), st.sampled_from([math.nan, math.inf]))
 HISTORY = st.lists(st.dictionaries(st.sampled_from(sorted({*WATCHED, *CORE})), READING), max_size=20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(HISTORY, st.integers(0, 20))
-def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been(
-    history: list[dict[str, float]], cut: int
-) -> None:
+def test_a_state_that_was_stored_as_json_goes_on_as_it_was(history: list[dict[str, float]], cut: int) -> None:
     straight = stored = GuardState()
     for report in reports(history):
         straight, expected = check_step(guard(), straight, report, EPISODES, BUDGET)

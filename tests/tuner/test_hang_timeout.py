@@ -24,7 +24,7 @@ from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.base import EngineNeeds, HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Ended, Entered, Lost, Phase, PrepareTask, Progress, Stepped
+from tuner.engine.protocol import Ended, Lost, PrepareTask, Progress, Stepped
 from tuner.study.status import Status
 from tuner.study.worker_settings import WorkerSettings
 
@@ -36,12 +36,8 @@ __all__ = ["engine"]  # the fixture
 # Silence
 
 SETTINGS = WorkerSettings(
-    step_factor=4.0,
-    step_seconds=10.0,
-    first_step_seconds=50.0,
-    save_seconds=100.0,
-    prepare_seconds=500.0,
-)
+    step_factor=4.0, step_seconds=10.0, first_step_seconds=50.0, save_seconds=100.0, prepare_seconds=500.0,
+)  # fmt: skip
 
 
 def stepped(longest_step: float, seconds: float = 10**6) -> Stepped:
@@ -73,21 +69,6 @@ def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_pat
     watch.heard(stepped(4.0, seconds=4004.0), now=1000.0)  # made long before it was read
     watch.answered(5000.0)
     assert watch.deadline == 5016.0
-
-
-def test_saving_has_a_limit_of_its_own_which_starts_again_with_every_word(tmp_path: Path) -> None:
-    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
-    watch.heard(stepped(1.0), now=10.0)
-    watch.answered(20.0)
-    for phase, at, limit in (
-        (Phase.SAVING, 25.0, 100.0),
-        (Phase.SAVING, 120.0, 100.0),
-        (Phase.STEPPING, 210.0, 10.0),
-    ):
-        assert watch.verdict(at) is None
-        watch.heard(Entered(phase), at)
-        assert watch.deadline == at + limit
-        assert phase.value in str(watch.verdict(at + limit))
 
 
 def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:

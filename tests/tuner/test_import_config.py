@@ -181,9 +181,7 @@ def test_what_a_study_does_not_search_is_fixed_in_it(ppo_tuner: Invoke, own_fold
 
 
 @pytest.mark.parametrize("refused", [{}, {"seed": 3}])
-def test_values_that_go_together_only_are_fixed_together(
-    ppo_tuner: Invoke, own_folder: Path, refused: dict[str, int]
-) -> None:
+def test_values_that_belong_together_are_fixed(ppo_tuner: Invoke, own_folder: Path, refused: dict[str, int]) -> None:
     """A floor needs a schedule that has one, beside a value that no study fixes, too."""
     content = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     (own_folder / "run.json").write_text(json.dumps({"kl_coef": 0.1, "output_dir": "o", **content, **refused}))

@@ -67,14 +67,6 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message
     assert "\n" not in str(raised.value)
 
 
-def test_what_does_nothing_in_its_trial_is_told() -> None:
-    assert spec().notes == ()
-    study = spec(trial=[{"kl_horizon": 100}, {"num_ppo_epochs": 1, "num_mini_batches": 1, "mini_batch_size": 64}])
-    horizon, ratio = study.notes
-    assert horizon.startswith("trial 0: kl_horizon does nothing: it belongs to a β that moves")
-    assert ratio.startswith("trial 1: with one PPO epoch and one mini-batch the ratio is always 1")
-
-
 def test_a_study_may_list_more_trials_later_and_change_none() -> None:
     longer = spec(trial=[*BETAS, {"kl_coef": 0.5}])
     assert longer.changes_to(spec()).refused == []

@@ -84,9 +84,7 @@ def test_delete_removes_rows_and_folder_and_nothing_else(store: Store, tmp_path:
     assert (tmp_path / "precious" / "manifest.json").read_text() == "mine"
 
 
-def test_delete_asks_on_a_terminal(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_delete_asks_first(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for answer in ("mad\n", "yes\n", ""):
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
         assert delete(store, yes=False) == 1
@@ -128,10 +126,7 @@ def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store,
     store.renew(lease)
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["files.folder.shutil.rmtree", "store.Store.delete_study"],
-)
+@pytest.mark.parametrize("where", ["files.folder.shutil.rmtree", "store.Store.delete_study"])
 def test_a_deletion_that_was_cut_off_can_be_done_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

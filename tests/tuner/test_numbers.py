@@ -1,19 +1,20 @@
-"""In any unit of rewards and KL, what differs by more than its standard error is printed as different."""
+"""Numbers as they are printed: what differs by more than its standard error reads as different, in any unit."""
 
 import io
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from ppo_core.output import console, decimals, fixed, measured, plus_minus, report_line
 from ppo_core.report import StepReport
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval, places_of
+from tuner.judge.results import StudyView
 
 UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
 """Factor and offset of a reward; that of one's own task is 1 and 0."""
@@ -112,22 +113,6 @@ def test_the_terminals_tables_tell_trials_apart(factor: float, offset: float) ->
 
 
 @in_units
-def test_a_curve_tells_its_evaluations_apart(factor: float, offset: float) -> None:
-    rows = [
-        {
-            "step": step, "episode": 64 * step, "eval/reward": offset + factor * reward, "eval/reward_se": factor * SE,
-            "eval/kl": factor * step, "eval/kl_se": factor * 0.02 * step, "objective/scores": offset + factor * reward,
-            "objective/kl_exact": factor * step, "objective/kl_coef": 0.05 / factor, "policy/clipfrac_avg": 0.1,
-            "response/length_mean": 20.0,
-        }
-        for step, reward in enumerate(REWARDS)
-    ]  # fmt: skip
-    table = render.curve_table(rows)
-    for column in ("eval reward", "eval KL", "score", "KL"):
-        assert len(set(_cells(table, column))) == len(rows), column
-
-
-@in_units
 def test_a_steps_line_tells_scores_apart_by_a_tenth_of_their_spread(factor: float, offset: float) -> None:
     def line(score: float) -> str:
         metrics = {"objective/scores": offset + factor * score, "objective/scores_std": factor * 0.9}
@@ -136,23 +121,28 @@ def test_a_steps_line_tells_scores_apart_by_a_tenth_of_their_spread(factor: floa
     assert line(1.0) != line(1.09)
 
 
-def test_the_line_of_a_run_that_keeps_its_pace_says_what_it_keeps() -> None:
-    read = {"objective/scores": 0.512, "objective/kl_exact": 1.94, "objective/kl_coef": 0.05, "lr": 3.1e-5}
-    assert report_line(StepReport(3, 192, read), 12) == "step  3/12  episode 192  score 0.512  KL 1.94  β 0.0500"
-    pace = read | {"policy/kl_step": 0.0211, "policy/kl_step_wanted": 0.02}
-    assert report_line(StepReport(3, 192, pace), 12).endswith("β 0.0500  KL step 0.0211 of 0.0200  rate 3.1e-05")
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(4.0, "4.00"), (99.94, "99.9"), (99.96, "100"), (201.0, "201"), (-201.4, "-201"), (999.7, "1000"), (0.00012, "0.000120")],
+)  # fmt: skip
+def test_a_measured_number_has_three_digits_and_no_bare_point(number: float, text: str) -> None:
+    assert measured(number) == text
 
 
-@in_units
-def test_samples_are_told_apart(factor: float, offset: float) -> None:
+def printed(table: Table) -> list[str]:
     stream = io.StringIO()
-    out: Callable[..., None] = console(stream).print
-    rows = [
-        {"step": 4, "prompt_index": index, "reward": offset + factor * reward, "parts": {}, "kl": factor * reward,
-         "length": 5, "prompt": "the film", "response": "fine"}
-        for index, reward in enumerate(REWARDS)
-    ]  # fmt: skip
-    for line in render.sample_lines(rows, most=4):
-        out(line)
-    rewards = [line.split()[2] for line in stream.getvalue().splitlines() if line.startswith("[")]
-    assert len(set(rewards)) == len(rows)
+    console(stream).print(table)
+    return stream.getvalue().splitlines()
+
+
+def test_a_rate_and_a_beta_that_the_run_moves_have_no_effect() -> None:
+    unread: Any = None  # the study's row
+
+    def without_effect(**search: Any) -> list[str]:
+        spec = make_spec(search=search)
+        trial = trial_row(0, params=spec.reference_params(), config=spec.config({}).to_dict())
+        lines = printed(render.config_table(trial, StudyView(unread, spec, (trial,)), "made"))
+        return [line.split()[0] for line in lines if "no effect" in line]
+
+    assert without_effect(kl_step="advised") == ["learning_rate", "kl_coef"]
+    assert without_effect(learning_rate="advised") == []

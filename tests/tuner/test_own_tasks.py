@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.errors import ConfigError
 from ppo_core.loading.load import load_task
 from ppo_core.loading.task_file import Preparation, get_task
 from ppo_core.tasks.arithmetic.reward import exact
@@ -140,9 +139,7 @@ def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: In
     assert "run out-study/study.toml" in line and "response_length=4" in line, "a study file takes values by hand"
 
 
-def test_a_new_task_of_ones_own_parts_has_a_response_length_that_fits_or_is_refused(
-    ppo_tuner: Invoke, own_folder: Path
-) -> None:
+def test_a_new_task_of_own_parts_has_a_response_length_that_fits(ppo_tuner: Invoke, own_folder: Path) -> None:
     for part in small_policy():
         part.save_pretrained(own_folder / "policy")
     (own_folder / "rewards.py").write_text(
@@ -165,12 +162,8 @@ def test_a_new_task_of_ones_own_parts_has_a_response_length_that_fits_or_is_refu
 
 def test_usual_rates_are_the_published_ones_within_a_factor_of_two() -> None:
     published = {
-        500_000_000: 1e-6,
-        3_000_000_000: 1e-6,
-        8_000_000_000: 3e-7,
-        13_000_000_000: 4e-7,
-        70_000_000_000: 1e-7,
-    }
+        500_000_000: 1e-6, 3_000_000_000: 1e-6, 8_000_000_000: 3e-7, 13_000_000_000: 4e-7, 70_000_000_000: 1e-7,
+    }  # fmt: skip
     assert [usual_rate(weights) for weights in (423_168, 10**9)] == [2e-4, 1e-6]
     assert all(rate / 2 <= usual_rate(weights) <= 2 * rate for weights, rate in published.items())
 
@@ -191,33 +184,6 @@ def test_responses_of_a_new_task_fit_into_the_policys_context(
     (own_folder / "model" / "config.json").write_text(json.dumps(config))
     assert ppo_tuner("new-task", "mine", "--policy", "model")[0] == 0
     assert get_task("mine").eval_response_length == length
-
-
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        (["a b"], 2, "'a b' is not allowed as a task's folder: its name begins with a letter or digit"),
-        ([""], 2, "'.' is not allowed as a task's folder"),
-        (["none/sums"], 2, "cannot create none/sums: folder none not found; create it first"),
-        (
-            ["sums", "--policy", "task:arithmatic"],
-            2,
-            "--policy = 'task:arithmatic' is .*; did you mean \"task:arithmetic\"?",
-        ),
-        (["sums", "--policy", "./none"], 2, "--policy = './none': "),
-    ],
-)
-def test_a_mistake_writes_nothing(
-    ppo_tuner: Invoke, own_folder: Path, argv: list[str], status: int, message: str
-) -> None:
-    (own_folder / "full").mkdir()
-    (own_folder / "full" / "kept").write_text("mine")
-    (own_folder / "file").write_text("mine")
-    before = sorted(own_folder.rglob("*"))
-    got, stdout, stderr = ppo_tuner("new-task", *argv)
-    assert (got, stdout) == (status, "")
-    assert message.split(".*")[0] in one_error(stderr) and message.split(".*")[-1] in stderr
-    assert sorted(own_folder.rglob("*")) == before
 
 
 # Studies
@@ -265,20 +231,3 @@ def test_a_study_names_a_task_file_beside_it(tmp_path: Path) -> None:
         assert StudySpec.load(tmp_path / "study.toml").task == str(tmp_path / "tasks" / "mine" / "task.toml")
     (tmp_path / "tasks" / "study.toml").write_text(f'task = "mine"\n{STUDY}')
     assert StudySpec.load(tmp_path / "tasks" / "study.toml").task == str(tmp_path / "tasks" / "mine" / "task.toml")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f'{STUDY}[task]\npolcy = "x"\n', 'task.polcy: unknown key; .*; did you mean "policy"?'),
-        (f"{STUDY}[task]\n{TASK}kl_budget = 0\n", "task.kl_budget = 0 is not allowed; expected a number over 0"),
-    ],
-)
-def test_a_mistake_in_a_studys_task_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        StudySpec.load(path)
-    said = str(caught.value)
-    parts = message.split(".*")
-    assert said.startswith(f"{path}: {parts[0]}") and parts[-1] in said and "\n" not in said

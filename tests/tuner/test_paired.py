@@ -85,7 +85,7 @@ def test_without_each_prompts_rewards_the_errors_are_added() -> None:
     assert nothing is None, "without the baseline there is no improvement"
 
 
-def test_a_trial_that_was_read_twice_is_compared_by_the_mean_of_both_readings() -> None:
+def test_a_trial_read_twice_is_compared_by_the_mean_of_both_readings() -> None:
     again = {"reread_step": 3, "reread_reward": 2.0, "reread_kl": 4.0, "reread_kl_se": 0.1}
     first, twice = row(0, 3.0, 3), replace(row(0, 3.0, 3), **again)
     once, gain = improvement(store(), first), improvement(store(), twice)

@@ -141,9 +141,7 @@ def test_a_server_that_does_not_come_back_ends_in_one_line(store: Store) -> None
         ("SET LOCAL ROLE pg_monitor; DELETE FROM ppo_meta", False),
     ],
 )
-def test_what_lies_with_the_server_is_tried_again_not_with_the_statement(
-    store: Store, statement: str, passes: bool
-) -> None:
+def test_what_lies_with_the_server_is_tried_again(store: Store, statement: str, passes: bool) -> None:
     told: list[StoreError] = []
 
     def on_trouble(failure: StoreError) -> bool:

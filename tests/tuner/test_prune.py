@@ -82,9 +82,7 @@ def test_what_a_person_asked_for_and_the_reference_run_to_their_ends() -> None:
         assert why_pruned(spec_with("median"), rows, evaluations, 5) is None
 
 
-def test_evaluations_are_told_once_and_all_anew_where_one_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_evaluations_are_told_once_and_all_anew_where_one_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     report = optuna.trial.Trial.report
     monkeypatch.setattr(

@@ -83,9 +83,7 @@ def test_a_trial_whose_actor_is_killed_is_resumed(two: Nodes, tmp_path: Path, un
     assert_as_unbroken(tmp_path, unbroken)
 
 
-def test_a_killed_controller_leaves_nothing_running_and_the_next_goes_on(
-    two: Nodes, tmp_path: Path, unbroken: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing_and_the_next_goes_on(two: Nodes, tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated"), ray=two.address) as killed:
         found = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
         workers = [psutil.Process(int(path.name.removeprefix("waiting-"))) for path in found]
@@ -150,10 +148,7 @@ def test_a_cluster_that_is_not_ready_is_tried_again(monkeypatch: pytest.MonkeyPa
 
 def test_a_study_waits_for_room_until_another_one_is_paused(tmp_path: Path, unbroken: Path) -> None:
     (tmp_path / "other").mkdir()
-    with (
-        nodes("only") as made,
-        controller(tmp_path, quick_spec("gated"), ray=made.address, workers=1) as first,
-    ):
+    with nodes("only") as made, controller(tmp_path, quick_spec("gated"), ray=made.address, workers=1) as first:
         until(lambda: waiting(tmp_path))  # in the middle of a step
         with controller(tmp_path / "other", quick_spec(), ray=made.address, workers=1) as second:
             warned = second.read_until(lambda line: line.startswith("StudyWarned"))

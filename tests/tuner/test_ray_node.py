@@ -63,9 +63,7 @@ def test_a_job_runs_in_a_worker_of_the_node(setup: NodeSetup, tmp_path: Path) ->
 # The flag
 
 
-def test_without_ray_the_package_to_install_is_named(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_its_package_is_named(ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own_folder / "s.toml").write_text('name = "s"\ntask = "reviews"\ntrials = 1\nsearch = { cliprange = "advised" }\n')
     monkeypatch.delitem(sys.modules, "tuner.engine.ray_cluster", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -101,9 +101,7 @@ use_peft = true
 
 @pytest.mark.slow
 def test_the_command_gives_what_its_study_read(ppo_tuner: Invoke, own_folder: Path) -> None:
-    """Of three configurations' runs on a fresh seed: a plain one, one of adapters and a critic of its own, and one
-    whose best checkpoint is not its last; some of their evaluations are extra ones, near the budget.
-    """
+    """A plain run, one of adapters and a critic of its own, and one whose best is not its last; near the budget, too."""
     assert ppo_tuner("new-task", "sums")[0] == 0
     study = own_folder / "sums" / "study.toml"
     study.write_text(THREE)

@@ -17,11 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     for name, make, message in (
-        (
-            "garbage",
-            lambda path: path.write_bytes(b"\x00garbage" * 999),
-            "file is not a database$",
-        ),
+        ("garbage", lambda path: path.write_bytes(b"\x00garbage" * 999), "file is not a database$"),
         ("cut off", cut_off_store, "database disk image is malformed$"),
         ("of others", lambda path: other_database(path, "DELETE"), "is not a PPO Tuner store; name another place"),
         ("with a log", lambda path: other_database(path, "WAL"), "is not a PPO Tuner store; name another place"),
@@ -101,9 +97,7 @@ def versioned_store(path: Path, version: str) -> None:
         ("sqlite:///file:{folder}/none.db?mode=ro&uri=true", "unable to open database file"),
     ],
 )
-def test_a_url_that_cannot_be_a_store_is_refused_without_its_password(
-    storage: str, message: str, tmp_path: Path
-) -> None:
+def test_a_url_that_is_no_store_is_refused_without_its_password(storage: str, message: str, tmp_path: Path) -> None:
     with warnings.catch_warnings(), pytest.raises(StoreError, match=message) as caught:
         warnings.simplefilter("error")
         Store.open(storage.format(folder=tmp_path), create=True)

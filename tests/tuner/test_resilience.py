@@ -222,22 +222,6 @@ def test_the_wait_doubles_up_to_half_a_minute_and_ends_at_the_limit() -> None:
     assert patience.wait(LOCKED) is False and clock.now == 250.0  # giving the lease back waits no more
 
 
-def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
-    clock, told = Clock(), list[str]()
-    patience = StoreRetry(told.append, clock=lambda: clock.now, wait=clock.wait)
-    for times in (6, 1):
-        for _ in range(times):
-            assert patience.wait(LOCKED)
-        clock.now += 9.5
-        patience.end()
-    assert told == [
-        f"{LOCKED}; trying again for up to 60 min",
-        "the store answers again after 41 s",
-        f"{LOCKED}; trying again for up to 60 min",
-        "the store answers again after 10 s",
-    ]
-
-
 def test_a_stop_ends_the_wait_early() -> None:
     clock, asked = Clock(), list[float]()
 

@@ -55,9 +55,7 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
     return {int(path.name): [checkpoint.step_of(one) for one in checkpoint.complete(path)] for path in found}
 
 
-def test_a_study_keeps_newest_and_best_of_each_trial_beside_its_front(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_keeps_newest_and_best_of_trials_and_its_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.judge.scoring.MOST_ON_FRONT", 2)
     spec = quick_spec(trials=4, kl={"budget": 10.0, "limit": 1000.0})
     assert run(tmp_path, spec, workers=1)[0]
@@ -69,9 +67,7 @@ def test_a_study_keeps_newest_and_best_of_each_trial_beside_its_front(
     assert sum(map(len, left.values())) <= 4 * 2 + 2
 
 
-def test_what_a_kill_left_half_removed_is_none_and_goes_at_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_left_half_removed_goes_at_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `rmtree`, as if the process had been killed right after each manifest was removed."""
     spec = quick_spec(trials=3)
     with monkeypatch.context() as patched:

@@ -64,21 +64,6 @@ def test_each_changed_part_is_refused_and_named(begun: Path) -> None:
     assert run(begun, spec, workers=1)[0] and len(rows(begun)) == 2
 
 
-def test_a_changed_value_model_is_refused(begun: Path) -> None:
-    critic = begun / "critic"
-    critic.mkdir()
-    for file, text in (("config.json", "{}"), ("model.safetensors", "weights")):
-        (critic / file).write_text(text)
-    fixed = {"value_model": "separate", "value_model_path": str(critic)}
-    before, more = (quick_spec(task=f"{__name__}:TASK", name="critics", trials=n, fixed=fixed) for n in (1, 2))
-    assert run(begun, before, workers=1)[0]
-    (critic / "model.safetensors").write_text("others")
-    with pytest.raises(ConfigError, match=rf"changed: value_model_path {critic}: "):
-        run(begun, more, workers=1)
-    (critic / "model.safetensors").write_text("weights")
-    assert run(begun, more, workers=1)[0]
-
-
 def test_a_finished_study_says_what_has_changed_and_is_read_as_before(begun: Path) -> None:
     spec = quick_spec(task=f"{__name__}:TASK", trials=1)
 
@@ -112,13 +97,6 @@ def test_a_refused_run_stores_nothing(begun: Path) -> None:
         after = store.study(NAME)
         assert (after.workers, after.spec["trials"], store.order(order.id).state) == (3, 5, OrderState.DONE)
     assert len(rows(begun)) == 5
-
-
-def test_another_reference_is_refused(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(TASK, reference={**TASK.reference, "learning_rate": 2e-4}, eval_seed=1)
-    monkeypatch.setattr(f"{__name__}.TASK", other)
-    with pytest.raises(ConfigError, match=r"reference.learning_rate: 0.0002, was 0.0001; .*eval.seed: 1, was 0"):
-        run(begun, quick_spec(task=f"{__name__}:TASK", trials=2), workers=1)
 
 
 def test_confirm_and_train_from_find_the_same_task(begun: Path, ppo_tuner: Invoke) -> None:

@@ -45,18 +45,6 @@ def test_what_the_sampler_remembers_is_what_it_suggested(seed: int) -> None:
     assert sampler_space(SEARCH) == trial.distributions
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "seen"),
-    [("lam", 0.5, 0.9), ("batch_size", 48, 6), ("num_ppo_epochs", 9, 6)],
-)
-def test_the_sampler_sees_a_value_outside_its_range_as_the_nearest_one(name: str, value: float, seen: float) -> None:
-    params: dict[str, HyperValue] = {"batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95}
-    search = {other: SEARCH[other] for other in params}
-    view = read_by_sampler(search, {**params, "gamma": 0.9})
-    assert view == {"batch_size": 6, "num_ppo_epochs": 4, "lam": 0.95}
-    assert read_by_sampler(search, {**params, name: value}) == {**view, name: seen}
-
-
 def test_a_trial_that_lacks_a_dimension_says_nothing() -> None:
     search = {name: SEARCH[name] for name in ("lam", "kl_target")}
     assert read_by_sampler(search, {"lam": 0.95, "kl_target": 6.0}) == {"lam": 0.95, "kl_target": 6.0}

@@ -10,7 +10,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError
 from ppo_core.loading.task_file import get_task
 from tuner.study import study_file
-from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
+from tuner.study.spec import KL_TARGET, StudySpec
 from tuner.study.study_file import SamplerSpec
 from tuner.study.worker_settings import WorkerSettings
 
@@ -29,12 +29,7 @@ LONG_TASK_PATH = "tests.tuner.test_spec:LONG_TASK"
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    base = {
-        "name": "mine",
-        "task": "reviews",
-        "trials": 5,
-        "search": {"learning_rate": {"low": 1e-5, "high": 1e-3}},
-    }
+    base = {"name": "mine", "task": "reviews", "trials": 5, "search": {"learning_rate": {"low": 1e-5, "high": 1e-3}}}
     return {key: value for key, value in {**base, **changes}.items() if value is not None}
 
 
@@ -70,15 +65,6 @@ def test_settings_of_workers_are_read_over_the_defaults_and_may_change() -> None
     )
     assert changes.refused == []
     assert changes.allowed == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
-
-
-def test_defaults() -> None:
-    study = spec()
-    assert (study.trainer, study.seed, study.device, study.threads) == (PPO_TRAINER, 0, "auto", None)
-    assert study.sampler == SamplerSpec("tpe", 4)
-    assert (study.kl_budget, study.kl_limit, study.guard.patience) == (6.0, 15.0, 3)
-    assert study.search == {"learning_rate": Range(1e-5, 1e-3, "log")}  # the scale is the declared one
-    assert study.notes == ()
 
 
 def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
@@ -415,11 +401,7 @@ def test_changes_that_take_effect_are_listed() -> None:
 
 def test_changes_that_would_mix_experiments_are_refused() -> None:
     new = spec(
-        trainer="mine:trainer",
-        seed=1,
-        fixed={"gamma": 0.9},
-        kl={"budget": 5, "limit": 6},
-        guard={"kl_hard": False},
+        trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
     )
     changes = new.changes_to(spec())
     assert changes.allowed == ["kl.budget: 5.0, was 6.0"]

@@ -163,7 +163,7 @@ def test_a_start_may_set_a_rate_and_beta_where_each_trial_keeps_its_pace() -> No
 
 
 @pytest.mark.parametrize("where", ["search", "fixed", "neither"])
-def test_a_start_that_states_beta_alone_has_it_fixed_whatever_target_the_study_has(where: str) -> None:
+def test_a_start_that_states_beta_alone_has_it_fixed(where: str) -> None:
     target = {"search": {"low": 3, "high": 5}, "fixed": 4.5}
     paced = {"search": {"kl_step": "advised", "cliprange": "advised"}, "fixed": {"gamma": 0.9}}
     if where != "neither":

@@ -72,9 +72,7 @@ def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_living_processs_lease_holds_when_the_clock_is_set(
-    store: Store, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_a_living_lease_holds_when_clocks_are_set(store: Store, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     store.acquire("a")
     now, began = time.time, psutil.Process().create_time()
     monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
@@ -107,9 +105,7 @@ def test_a_process_elsewhere_holds_its_lease_as_long_as_it_renews_it(
         assert store.acquire("a").token == 2
 
 
-def test_another_hosts_lease_is_read_by_the_clock_it_was_written_by(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_hosts_lease_is_read_by_that_hosts_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.acquire("a")
     pretend(store, lease_host="elsewhere")
     seen = store.study("a")
@@ -305,8 +301,7 @@ def test_where_no_process_can_be_seen_the_leases_age_decides(tmp_path: Path, mon
 
 
 def test_any_text_and_any_number_is_stored(store: Store) -> None:
-    """PostgreSQL holds no NUL in a text, no number over 2^31 - 1 in an Integer, and no infinity in JSON; no database
-    holds half a character of UTF-16."""
+    """PostgreSQL holds no NUL, no Integer over 2^31 - 1 and no infinity in JSON; no database half a UTF-16 character."""
     study, lease = store.study("a"), store.acquire("a")
     config = {"seed": 2**31 + 5, "run": "\0"}
     row = store.add_trial(lease, NewTrial(0, Origin.SAMPLED, config, {}, 1, label="a\0b\udcff"))

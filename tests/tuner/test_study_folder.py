@@ -12,7 +12,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tests.tuner.quick_study import quick_spec
 from tuner.control.session import open_study, reconcile
-from tuner.files.folder import claim, held_folder, prepare_resume, require_seen
+from tuner.files.folder import claim, prepare_resume, require_seen
 from tuner.store import Store, StudyRow
 
 
@@ -51,14 +51,6 @@ def test_a_trial_goes_on_from_its_newest_checkpoint_with_steps_lost(
     assert left(tmp_path) == kept
 
 
-def test_an_unfinished_or_damaged_checkpoint_is_removed(tmp_path: Path) -> None:
-    save(tmp_path, 3, 6, 9)
-    (tmp_path / "step-000009" / checkpoint.MANIFEST).unlink()
-    (tmp_path / "step-000006" / "a.txt").write_text("b")
-    assert prepare_resume(tmp_path, 12) == (tmp_path / "step-000003", 3)
-    assert left(tmp_path) == ["step-000003"]
-
-
 def test_a_damaged_best_is_removed_and_one_before_it_stays(tmp_path: Path) -> None:
     save(tmp_path, 3, 6)
     assert prepare_resume(tmp_path, 7) == (tmp_path / "step-000006", 6)
@@ -66,10 +58,6 @@ def test_a_damaged_best_is_removed_and_one_before_it_stays(tmp_path: Path) -> No
     (tmp_path / "step-000006" / "a.txt").write_text("b")
     assert prepare_resume(tmp_path, 7) == (tmp_path / "step-000003", 3)
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000003"
-
-
-def test_a_trial_that_has_no_folder_begins_at_the_start(tmp_path: Path) -> None:
-    assert prepare_resume(tmp_path / "none", 4) is None
 
 
 def test_a_folder_is_one_studys_and_anothers_checkpoints_are_not_touched(tmp_path: Path) -> None:
@@ -101,16 +89,6 @@ def test_a_study_of_another_host_runs_only_where_its_mark_is_seen(
     row = replace(study(1.5), lease_host=host, folder=folder)
     with pytest.raises(StudyError, match="there has them in /there/runs/quick") if refused else nullcontext():
         require_seen(tmp_path, row)
-
-
-def test_a_folder_has_one_holder(tmp_path: Path) -> None:
-    with held_folder(tmp_path / "a"):
-        with pytest.raises(StudyError), held_folder(tmp_path / "a"):
-            pass
-        with held_folder(tmp_path / "b"):
-            pass
-    with held_folder(tmp_path / "a"):
-        pass
 
 
 def test_a_study_keeps_its_folder_when_resumed_from_another_one(tmp_path: Path) -> None:

@@ -269,9 +269,7 @@ def path(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_every_place_prints_the_same_answer(
-    path: Path, name: str, ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_place_prints_the_same_answer(path: Path, name: str, ppo_tuner: Invoke) -> None:
     made = STUDIES[name]
     make(path, made)
     found, (badge, decision, evidence, doubt, launch) = of(path), TOLD[name]
@@ -303,20 +301,18 @@ def test_every_place_prints_the_same_answer(
         html = html_report.report(store, NAME)
     assert all(f"<p>{sentence}</p>" in html.replace("&#39;", "'") for sentence in sentences)
     where = f" --storage sqlite:///{path}"
-    app = page("answer", path, monkeypatch)
+    app = page("answer", path)
     assert app.subheader[0].value == safe_text.in_markdown(found.decision) and found.evidence in app.subheader[0].help
     assert not found.doubt or found.doubt in shown.texts(app)
     assert len(f"{found.decision} {found.doubt}".split()) <= CARD_WORDS
     words = found.remedy if found.badge is Badge.ONE_SEED else found.launch
     assert shown.codes(app) == [to_copy(words) + where], "one command"
-    studies = page("studies", path, monkeypatch).dataframe[0].value
+    studies = page("studies", path).dataframe[0].value
     assert studies["decision"].tolist() == [found.decision]
 
 
 @pytest.mark.parametrize("name", ["none", "changed to less"])
-def test_a_study_with_nothing_in_its_budget_has_no_answer_and_no_command(
-    path: Path, name: str, ppo_tuner: Invoke
-) -> None:
+def test_a_study_with_nothing_in_its_budget_has_no_command(path: Path, name: str, ppo_tuner: Invoke) -> None:
     make(path, STUDIES[name])
     assert of(path) is None
     status, out, err = ppo_tuner("best", NAME)

@@ -60,9 +60,7 @@ def wandb(calls: list[tuple[Any, ...]]) -> types.ModuleType:
     return made  # type: ignore[no-any-return]
 
 
-def test_runs_are_grouped_by_study_with_params_metrics_and_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_grouped_by_study_with_metrics_and_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setitem(sys.modules, "wandb", wandb(calls))
     spec = quick_study.quick_spec()

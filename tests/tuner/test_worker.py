@@ -20,17 +20,14 @@ from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.control.trial_ends import answer, guarded
 from tuner.engine.protocol import (
-    Checkpointed,
     CheckpointResult,
     Ended,
     Failed,
-    Phase,
     ReadCheckpoint,
     Stepped,
     TrialSpec,
 )
 from tuner.engine.run_trial import read_checkpoint, run_trial, with_evaluation
-from tuner.study import study_file
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""
@@ -104,14 +101,23 @@ def test_without_room_a_trial_that_is_stopped_ends_all_the_same(tmp_path: Path) 
     assert saved_steps(tmp_path)[-1] == "step-000003"
 
 
+def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: NextMove.LEAVE}))
+    script = Script()
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
+    reason = script.heard[-1].reason
+    assert reason is not None and (reason.step, reason.steps_over) == (7, 3)
+    assert [reading["step"] for reading in reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(
     ("after", "key"),
     [
         (lambda report: None, "NoneType"),
-        (lambda report: replace(report, step=0), "step"),
+        (lambda report: replace(report, step=report.step - 1), "step"),
         (lambda report: replace(report, step=7.5), "step"),
         (lambda report: replace(report, samples=("text",)), "samples"),
-        (lambda report: replace(report, episode=0), "episode"),
+        (lambda report: replace(report, episode=report.episode - 16), "episode"),
         (lambda report: replace(report, episode=-16 * report.step), "episode"),
         (lambda report: replace(report, episode=10**25), "episode"),
         (lambda report: replace(report, metrics={"mine": "high"}), "mine"),
@@ -217,18 +223,6 @@ def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) 
     assert seen[3] == ["step-000000"] and seen[4] == ["step-000000", "step-000003"]
 
 
-def test_a_trial_says_when_it_begins_to_save_and_to_step_again(tmp_path: Path) -> None:
-    said: list[Phase | int] = []
-
-    def ask(message: Stepped) -> NextMove:
-        said.append(message.report.step)
-        return {2: NextMove.SAVE, 4: NextMove.LEAVE}.get(message.report.step, NextMove.GO_ON)
-
-    run_trial(trial_spec(tmp_path / "a"), ask, said.append)
-    saving, stepping = Phase.SAVING, Phase.STEPPING
-    assert said == [0, saving, stepping, 1, 2, saving, stepping, 3, saving, stepping, 4, saving]
-
-
 def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
@@ -273,16 +267,6 @@ def test_a_trial_that_goes_on_knows_its_longest_step(tmp_path: Path, monkeypatch
     assert {message.longest_step for message in first.heard + second.heard} == {200.0}
 
 
-def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
-    unbroken, first, second = Script(), Script({5: NextMove.LEAVE}), Script()
-    run_trial(trial_spec(tmp_path / "a"), unbroken)
-    assert run_trial(trial_spec(tmp_path / "b"), first) == Checkpointed()
-    left_at = checkpoint.latest(tmp_path / "b")
-    assert left_at is not None and left_at.name == "step-000005"
-    assert run_trial(trial_spec(tmp_path / "b", resume_from=left_at), second) == Ended()
-    assert first.reports + second.reports == unbroken.reports
-
-
 def test_a_stop_by_the_guard_comes_with_an_evaluation_of_that_very_step(tmp_path: Path) -> None:
     script = Script()
     assert run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), script) == Ended()
@@ -306,15 +290,6 @@ def test_an_evaluation_kept_from_by_an_outage_ends_the_attempt(tmp_path: Path, m
     monkeypatch.setattr(QuickTrainer, "evaluated", cut_off)
     with pytest.raises(RewardOutage):
         run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script())
-
-
-def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: NextMove.LEAVE}))
-    script = Script()
-    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
-    reason = script.heard[-1].reason
-    assert reason is not None and (reason.step, reason.steps_over) == (7, 3)
-    assert [reading["step"] for reading in reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_policy_that_cannot_be_evaluated_is_still_stopped_by_the_guard(tmp_path: Path) -> None:
@@ -355,21 +330,6 @@ def test_torch_runs_with_the_threads_of_the_trial(tmp_path: Path, threads: int) 
     assert (metrics["quick/threads_made"], metrics["quick/threads"]) == (threads, threads)
 
 
-def test_numbers_of_a_trainers_own_kind_go_up_as_plain_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = QuickTrainer.advance
-
-    def with_tensor(self: QuickTrainer) -> StepReport:
-        report = advance(self)
-        metrics: Any = report.metrics | {"quick/tensor": torch.tensor(2.5)}
-        return replace(report, metrics=metrics)
-
-    monkeypatch.setattr(QuickTrainer, "advance", with_tensor)
-    script = Script({0: NextMove.STOP})
-    run_trial(trial_spec(tmp_path), script)
-    assert script.reports[0].metrics["quick/tensor"] == 2.5
-    assert {type(value) for value in script.reports[0].metrics.values()} == {float}
-
-
 def raised(error: Exception) -> Exception:
     try:
         raise error
@@ -387,18 +347,3 @@ def test_a_failure_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("tried to allocate 2 GiB")])
 def test_out_of_memory_is_told_apart(error: Exception) -> None:
     assert Failed.of(error).out_of_memory
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module:f", 'trainer "no_such_module:f": module "no_such_module" not found'),
-        ("tests.tuner.nothing:f", 'trainer "tests.tuner.nothing:f": module "tests.tuner.nothing" not found'),
-        (f"{MODULE}:factry", f'module "{MODULE}" has no callable "factry"; did you mean "factory"?'),
-        (f"{MODULE}:NAME_OF_NOTHING", f'module "{MODULE}" has no callable "NAME_OF_NOTHING"'),
-    ],
-)
-def test_a_trainer_that_is_not_there_is_an_error_that_names_it(path: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        study_file.import_object(path, "trainer")
-    assert message in str(caught.value)

@@ -10,25 +10,10 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
 _ROW = TrialRow(
-    id=1,
-    study_id=1,
-    number=0,
-    origin=Origin.SAMPLED,
-    status=Status.COMPLETED,
-    reason=None,
-    config={},
-    params={},
-    value=1.0,
-    value_se=0.1,
-    kl=5.0,
-    violation=None,
-    episodes=100,
-    seconds=10.0,
-    attempts=1,
-    threads=1,
-    started_at=1_800_000_000.0,
-    ended_at=1_800_000_010.0,
-)
+    id=1, study_id=1, number=0, origin=Origin.SAMPLED, status=Status.COMPLETED, reason=None, config={}, params={},
+    value=1.0, value_se=0.1, kl=5.0, violation=None, episodes=100, seconds=10.0, attempts=1, threads=1,
+    started_at=1_800_000_000.0, ended_at=1_800_000_010.0,
+)  # fmt: skip
 
 
 def trial_row(number: int = 0, **values: Any) -> TrialRow:
