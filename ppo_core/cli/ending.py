@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, kl_excursion, rank, thinned
-from ppo_core.output import KL_UNIT, measured, plain_table, plus_minus, short
+from ppo_core.output import KL_UNIT, measured, nats, plain_table, plus_minus, short
 from ppo_core.report import SplitReading
 
 
@@ -148,7 +148,7 @@ def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
     left_and_back = kl_excursion([each.is_within(kl_budget) for each in known])
     if left_and_back is None:
         return None
-    left, budget = known[left_and_back[0]], f"the budget of {short(kl_budget)} {KL_UNIT}"
+    left, budget = known[left_and_back[0]], f"the budget of {nats(kl_budget)}"
     if left_and_back[1] is None:
         return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
     back = known[left_and_back[1]]

@@ -35,7 +35,7 @@ from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
 from ppo_core.loading.task_file import budget_note, get_task
 from ppo_core.metrics import OF_SAMPLED_POLICY
-from ppo_core.output import KL_UNIT, params_line, plain, pluralize, plus_minus, short
+from ppo_core.output import KL_UNIT, nats, params_line, plain, pluralize, plus_minus, short
 from ppo_core.report import (
     AgreementWatch,
     NextMove,
@@ -53,7 +53,7 @@ def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
     changed, task = run.config.changed(), get_task(run.task)
     notes = (example_note(task), budget_note(kl_budget, task.eval_response_length), *cautions(run.config))
     description = [
-        f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
+        f"task {plain(run.task)}, KL budget {nats(kl_budget)}, output {run.output}",
         _length(run),
         *([] if run.stages_text is None else [run.stages_text]),
         _pace(run.config),
@@ -73,7 +73,7 @@ def _length(run: Run) -> str:
     config = run.config
     batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
     length = pluralize(iterations, "iteration")
-    text = f"{length} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
+    text = f"{length} of {pluralize(batch, 'episode')}, evaluated every {max(config.eval_interval, batch)}"
     if run.last_step < iterations:
         return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
     asked, whole = config.total_episodes, iterations * batch
@@ -85,14 +85,14 @@ def _pace(config: PPOConfig) -> str:
     if not config.keeps_kl_step:
         beta = f"is {short(config.kl_coef)}"
         if config.kl_target is not None:
-            beta = f"adapts to a KL of {short(config.kl_target)} {KL_UNIT}"
+            beta = f"adapts to a KL of {nats(config.kl_target)}"
         rate = f"the learning rate is {short(config.learning_rate)}, {config.lr_scheduler_type}"
         return f"{rate}; β {beta}"
     from ppo_core.algorithm.kl_step import FIRST_SHARE  # it imports torch
 
-    step = short(config.wanted_kl_step(launched.size()))
+    step = nats(config.wanted_kl_step(launched.size()))
     return (
-        f"the learning rate follows the KL step, {step} {KL_UNIT} in each iteration; its search begins at "
+        f"the learning rate follows the KL step, {step} in each iteration; its search begins at "
         f"{short(FIRST_SHARE * config.learning_rate)}"
     )
 

@@ -49,7 +49,7 @@ def test_a_response_that_does_not_fit_is_refused_by_the_context_the_prompt_and_w
     ("reward", "words"),
     [
         ("def score(responses, anwser): return [0.0]", ('"anwser"', 'did you mean "answer"')),
-        ("def score(responses): return [0.0]", ("1 scores for 3 responses",)),
+        ("def score(responses): return [0.0]", ("1 score for 3 responses",)),
         ("def score(responses): return 'good'", ("'good'", "not a list")),
         ("def score(responses): return ['1.0' for _ in responses]", ("'1.0'", "not a number")),
         ("def score(responses): return [None for _ in responses]", ("None", "not a number")),

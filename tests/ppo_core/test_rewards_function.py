@@ -324,7 +324,7 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
         ("'abc'", "gave 'abc', not a list of one number per response"),
         ("None", "gave None, not a list of one number per response"),
         ("7.0", "gave 7.0, not a list of one number per response"),
-        ("[1]", f"gave 1 scores for 3 responses; the first without one is {SECOND}"),
+        ("[1]", f"gave 1 score for 3 responses; the first without one is {SECOND}"),
         ("[1] * 4", "gave 4 scores for 3 responses; the last is sample 2 (prompt '1+1=', response '')"),
         ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number per token as for the first one"),
         (

@@ -292,7 +292,7 @@ def test_the_public_names_are_few_and_documented() -> None:
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"response_length": 60}, ("response_length = 60", "32 positions", "so at most")),
     ({"response_length": 4, "reward": lambda responses, answr: [0.0] * len(responses)}, ('"answr"', '"answer"')),
-    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 scores for 3",)),
+    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 score for 3",)),
 ]
 
 

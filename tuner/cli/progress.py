@@ -24,7 +24,7 @@ from tuner.confirm.headline import Headline
 from tuner.control import events
 from tuner.control.disk import search_line
 from tuner.judge.best import Rank, best_rank
-from tuner.judge.scoring import FULL_TRIALS, Tally
+from tuner.judge.scoring import FULL_TRIAL, Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
@@ -189,7 +189,7 @@ class StudyProgress:
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "
-            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{kept}"
+            f"limit {output.nats(spec.kl_limit)}{kept}"
         )
         for note in event.notes:
             self.say(f"note: {output.plain(note)}")
@@ -303,7 +303,7 @@ def _count(row: TrialRow, tally: Tally) -> str:
     if row.role is Role.CONFIRM:
         return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
     if tally.total is None:
-        unit = "" if tally.unit == FULL_TRIALS else f" {tally.unit}"
+        unit = "" if tally.unit == FULL_TRIAL else f" {tally.unit}"
         return f"{tally.ended} ended, {tally.spent:.1f} of {tally.budget:g}{unit}"
     total = max(tally.total, tally.ended)
     return f"{tally.ended:>{len(str(total))}}/{total}"

@@ -27,6 +27,7 @@ from ppo_core.output import (
     decimals,
     fixed,
     measured,
+    nats,
     params_line,
     plain,
     pluralize,
@@ -108,7 +109,7 @@ def study_line(view: StudyView) -> str:
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
         f"{view.tally.text}, KL budget {short(view.spec.kl_budget)} and limit "
-        f"{short(view.spec.kl_limit)} {KL_UNIT}"
+        f"{nats(view.spec.kl_limit)}"
     )
 
 
@@ -324,7 +325,7 @@ def comparison_tables(
         "which is": lambda trial: numbers[trial.number].label,
         f"KL ({KL_UNIT})": lambda trial: numbers[trial.number].kl_text(kl),
         f"KL at its end ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
-        f"ends within {short(view.spec.kl_budget)} {KL_UNIT}": lambda trial: within[ends_within(trial, view.spec)],
+        f"ends within {nats(view.spec.kl_budget)}": lambda trial: within[ends_within(trial, view.spec)],
         "episodes": lambda trial: str(trial.episodes),
         "seconds": lambda trial: f"{trial.seconds:.0f}",
         "reason": _reason,

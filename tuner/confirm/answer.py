@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short
+from ppo_core.output import decimals, fixed, measured, nats, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.plan import (
     ALWAYS,
@@ -145,7 +145,7 @@ class Answer:
     @property
     def evidence(self) -> str:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
-        confirmed, budget = self.confirmed, f"of {short(self.kl_budget)} {KL_UNIT}"
+        confirmed, budget = self.confirmed, f"of {nats(self.kl_budget)}"
         if self.kl_budget != self.first_budget:
             budget += f" (trials aim at the first budget, {short(self.first_budget)})"
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
@@ -310,7 +310,7 @@ def _over(kl: float | None, se: float | None, budget: float) -> str:
     if kl is None:
         return "unknown"
     text = measured(kl) if kl > budget else plus_minus(kl, se).replace("±", "+")
-    return f"{text}, over {short(budget)} {KL_UNIT}"
+    return f"{text}, over {nats(budget)}"
 
 
 def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Confirmed) -> bool:
