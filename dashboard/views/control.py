@@ -142,7 +142,7 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
     if not all(run.status.is_final for run in view.confirming):
         return "Some confirming runs have not ended. To resume them:", words
     answer = of_study(store, view)
-    if answer is None or not answer.remedy:
+    if answer is None or answer.remedy[:1] != ("confirm",):
         return "How its best configurations did on fresh seeds:", words
     return "More fresh seeds, to be surer:", answer.remedy
 

@@ -169,7 +169,7 @@ def test_samples_are_told_apart(factor: float, offset: float) -> None:
          "length": 5, "prompt": "the film", "response": "fine"}
         for index, reward in enumerate(REWARDS)
     ]  # fmt: skip
-    for line in render.sample_lines(rows, most=4):
+    for line in render.sample_lines(rows, 4, most=4):
         out(line)
     rewards = [line.split()[2] for line in stream.getvalue().splitlines() if line.startswith("[")]
     assert len(set(rewards)) == len(rows)

@@ -29,6 +29,25 @@ def printed(table: Table) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("value_step", "shown", "why"),
+    [
+        (4, 4, "that of its value"),
+        (5, 4, "the nearest stored to that of its value, 5"),
+        (9, 8, "the nearest stored to that of its value, 9"),
+        (None, 8, "the last"),
+    ],
+)
+def test_samples_are_those_of_the_trials_value_or_the_nearest(value_step: int | None, shown: int, why: str) -> None:
+    rows = [
+        {"step": step, "prompt_index": 0, "reward": 1.0, "parts": {}, "kl": 1.0, "length": 1, "prompt": "a",
+         "response": f"of step {step}"}
+        for step in (0, 4, 8)
+    ]  # fmt: skip
+    title, _, text = map(str, render.sample_lines(rows, value_step))
+    assert title == f"Samples at step {shown}, {why}" and f"of step {shown}" in text
+
+
 def test_in_a_pipe_all_searched_values_are_in_one_table() -> None:
     params = {name: 0.001 for name in HYPERPARAMETERS if name != "batch_size"} | {"batch_size": 64}
     trials, spec = [trial_row(0, params=params)], StudySpec.from_dict(made_study.SPEC, "made")

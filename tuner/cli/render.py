@@ -463,13 +463,19 @@ def evidence_table(reason: Reason) -> Table | None:
     return table
 
 
-def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
-    """Return the last evaluation's first samples: prompt, response, reward with its parts, and KL."""
+def sample_lines(rows: Sequence[Mapping[str, Any]], value_step: int | None, most: int = 3) -> list[Text]:
+    """Return the first samples of the evaluation that the trial's value comes from: prompt, response, reward with its
+    parts, and KL. They are of the nearest one that has any, or of the last where there is no value.
+    """
     if not rows:
         return []
-    last = max(row["step"] for row in rows)
-    lines = [Text(f"Samples at step {last}", style="bold")]
-    shown = [row for row in rows if row["step"] == last][:most]
+    steps = sorted({row["step"] for row in rows})
+    step = steps[-1] if value_step is None else min(steps, key=lambda each: abs(each - value_step))
+    why = "the last" if value_step is None else "that of its value"
+    if value_step not in (None, step):
+        why = f"the nearest stored to that of its value, {value_step}"
+    lines = [Text(f"Samples at step {step}, {why}", style="bold")]
+    shown = [row for row in rows if row["step"] == step][:most]
     rewards = reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
     for row, reward in zip(shown, rewards, strict=True):
         numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {pluralize(row['length'], 'token')}"

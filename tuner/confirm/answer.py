@@ -194,7 +194,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
-            text = "That is within its noise. See its samples, and what to change:"
+            text = "That is within its noise. What to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     stands = standing(trial)
@@ -267,7 +267,7 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         yield f"It breaks: {one.breaking}.", ()
     course = course_of(store, one.trial, view)
     if (finding := hacked(course)).verdict == "repeated":
-        yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", ()
+        yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", _samples(view, one.trial)
     best = view.best()
     if best is not None and _is_newer(view, best, done, one):
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
@@ -294,7 +294,7 @@ def _of_one_seed(
     if isinstance(test, OnTest) and not is_within(test.kl, test.kl_se, kl_budget):
         yield f"On the test prompts its KL is {_over(test.kl, test.kl_se, kl_budget)}.", confirm
     if (finding := hacked(course_of(store, trial, view))).verdict == "suspect":
-        yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", confirm
+        yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", _samples(view, trial)
     if not is_over:
         words = {"unfinished": ("run", name), "paused": ("resume", name)}.get(view.state, ())
         yield "The search is not finished.", words
@@ -303,6 +303,11 @@ def _of_one_seed(
     if read is not None:
         yield read.verdict, confirm if read.is_whole else ("run", name)
     yield "The highest of many values on one seed is partly luck: confirm it.", confirm
+
+
+def _samples(view: StudyView, trial: TrialRow) -> tuple[str, ...]:
+    """Return the words of the command that shows a trial's samples."""
+    return ("show", view.row.name, str(trial.number))
 
 
 def _over(kl: float | None, se: float | None, budget: float) -> str:
