@@ -7,9 +7,10 @@ import functools
 import math
 import os
 import shutil
+import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -97,8 +98,14 @@ def _pace(config: PPOConfig) -> str:
     )
 
 
-FIRST_TIMED = 2
-"""Number of the report after which the remaining time is printed; a new run's first is an evaluation."""
+TIMED = 3
+"""Iterations after which times are told; a new run's first report, before them, is an evaluation."""
+
+
+def usual_seconds(reports: Iterable[StepReport]) -> float | None:
+    """Return an iteration's seconds without its evaluation: their median once TIMED are known, as the first is slow."""
+    known = [seconds for seconds in map(iteration_seconds, reports) if math.isfinite(seconds)]
+    return statistics.median(known) if len(known) >= TIMED else None
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
@@ -110,13 +117,13 @@ def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float,
 
 
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
-    """Estimate the remaining time from the last report, in words; None if unknown or nothing is left."""
+    """Estimate the remaining time from the reports, in words; None if unknown or nothing is left."""
     report = reports[-1]
     evaluation = next((each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics), 0.0)
-    iteration = iteration_seconds(report)
-    left = seconds_left(config, report.step, last, iteration, evaluation)
-    if report.step >= last or not math.isfinite(left):
+    iteration = usual_seconds(reports)
+    if report.step >= last or iteration is None:
         return None
+    left = seconds_left(config, report.step, last, iteration, evaluation)
     iterations = pluralize(last - report.step, "iteration")
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
@@ -316,7 +323,7 @@ class _Session(Hooks):
         self._print(output.report_line(report, last))
         if report.samples and self._shows_samples(report):
             self.out.print(output.samples_table(report))
-        if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
+        if len(reports) == TIMED + 1 and (left := time_left(run.config, reports, last)) is not None:
             self._print(left)
         if (about_rounding := output.rounding_line(report, self._kl_budget)) is not None:
             self._print(about_rounding)
