@@ -93,6 +93,14 @@ def test_an_iteration_that_the_system_ends_exits_1_with_the_settings(
     assert status == 1 and "lower per_device_train_batch_size = 8" in one_error(stderr)
 
 
+def test_a_response_that_does_not_fit_is_refused_before_an_iteration(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.cli.estimate._measure", _killed)
+    status, _, stderr = ppo_tuner("estimate", "arithmetic", *FLAGS, "--response_length", "5000")
+    assert status == 2 and "response_length = 5000" in one_error(stderr)
+
+
 def test_training_says_what_it_needs_and_refuses_what_cannot_fit(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +143,7 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
             progress(TrialStarted(running(number, {}), None))
         for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
             for number in (4, 5):
+                times["time/generate"] = 300.0 if step == 0 else 3.0
                 readings = {"objective/scores": 0.5, "objective/kl_exact": 2.0, "objective/kl_coef": 0.05, **times}
                 progress(TrialStepped(number, StepReport(step, 100 + 32 * step, readings), 8))
     lines = [line.split() for line in out.getvalue().splitlines() if line.startswith("trial ")]
@@ -143,7 +152,6 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
     assert {0: "about 14 min left", 4: "about 6 min left"}[ended] in out.getvalue()
     costs = [line for line in out.getvalue().splitlines() if line.startswith("the whole search: ")]
     assert ["8 full trials of 42 s" in line for line in costs] == ([] if ended else [True])
-                times["time/generate"] = 300.0 if step == 0 else 3.0
 
 
 @pytest.mark.parametrize(
