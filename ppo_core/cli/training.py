@@ -353,7 +353,7 @@ class _Session(Hooks):
         return ending, kept
 
     def _finish(self, ending: Ending, as_json: bool) -> None:
-        """Report the end, remove checkpoints, and push the model if requested."""
+        """Report the end, remove checkpoints, push the model if requested, and say where to look further."""
         run, steps = self.run, run_folder.recorded(self.run)
         publish.write_card(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
@@ -377,9 +377,11 @@ class _Session(Hooks):
         finally:
             if as_json:
                 print(output.dumps(_result_dict(run, self._reports, ending) | {"hub": pushed}))
+        if (command := self.program.further(run)) is not None:  # last, to be seen and copied
+            self._print(f"a study that looks for more: {command}")
 
     def _print_outcome(self, steps: Sequence[Mapping[str, Any]], ending: Ending) -> None:
-        """Print what the run reached, what smaller KL budgets would have given, a sample, and where to look further."""
+        """Print what the run reached, what smaller KL budgets would have given, and a sample."""
         chosen = outcome(steps, ending)
         if chosen is None:
             return
@@ -389,8 +391,6 @@ class _Session(Hooks):
         pair = run_folder.sample_pair(self.run, chosen.reading.step)
         if pair is not None:
             self.out.print(output.pair_table(*pair))
-        if (command := self.program.further(self.run)) is not None:
-            self._print(f"a study that looks for more: {command}")
 
     def _push(self, ending: Ending) -> str | None:
         """Push the better of the models if requested, and return its repository's address."""

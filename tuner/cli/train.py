@@ -12,6 +12,7 @@ from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
+from ppo_core.config.hyperparameters import FEW_ITERATIONS
 from ppo_core.data.prompts import PromptSource
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
@@ -43,12 +44,18 @@ def _guard(run: Run, kl_budget: float) -> Guard:
 
 
 def _further(run: Run) -> str | None:
-    """Return the commands of a study of the run's task, or None: it comes from a study, or its task is not a file."""
+    """Return the commands of a study of the run's task, or None: it comes from a study, or its task is not a file.
+
+    Its trials are as the run was, but at least so long that they can come to their KL target.
+    """
     file = Path(get_task(run.task).name)
     if run.origin is not None or file.suffix != ".toml":
         return None
+    given = dict(run.given)
+    if run.config.num_iterations() < FEW_ITERATIONS:
+        given["total_episodes"] = FEW_ITERATIONS * run.config.batch_sizes(1).batch_size
     if file.with_name(STUDY_FILE).exists():
-        fixed = params_line({key: value for key, value in run.given.items() if key != "seed"})
+        fixed = params_line({key: value for key, value in given.items() if key != "seed"})
         also = f" (its [fixed] takes what this run was given: {fixed})" if fixed else ""
         return to_copy(["run", str(shortened(file.with_name(STUDY_FILE)))]) + also
     parts = get_task(run.task).prepare
@@ -67,7 +74,7 @@ def _further(run: Run) -> str | None:
         words += ["--kl_budget", f"{run.kl_budget:g}"]
     if run.device != DEVICES[0]:
         words += ["--device", run.device]
-    for key, value in run.given.items():
+    for key, value in given.items():
         words += [f"--{key}", UNSET[0] if value is None else str(value)]
     running = ["run", name]
     for tracker in run.report_to:
