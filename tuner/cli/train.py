@@ -61,15 +61,19 @@ def _further(run: Run) -> str | None:
     parts = get_task(run.task).prepare
     if not isinstance(parts, Preparation) or file.parent != run.output.resolve():
         return None
-    if parts.prompts != PromptSource(parts.prompts.path, column=parts.prompts.column):  # new-task has no flags for more
+    prompts = parts.prompts
+    plain = PromptSource(prompts.path, column=prompts.column, max_prompt_tokens=prompts.max_prompt_tokens)
+    if prompts != plain:  # new-task has no flags for more
         return None
     name = f"{run.output.resolve().name}-study"
     words = ["new-task", name, "--policy", parts.policy]
     for part in parts.rewards:
         words += ["--reward", part.where]
-    words += ["--prompts", parts.prompts.path]
-    if parts.prompts.column is not None:
-        words += ["--prompt_column", parts.prompts.column]
+    words += ["--prompts", prompts.path]
+    if prompts.column is not None:
+        words += ["--prompt_column", prompts.column]
+    if prompts.max_prompt_tokens != PromptSource.max_prompt_tokens:
+        words += ["--max_prompt_tokens", str(prompts.max_prompt_tokens)]
     if run.kl_budget is not None:
         words += ["--kl_budget", f"{run.kl_budget:g}"]
     if run.device != DEVICES[0]:
@@ -192,6 +196,7 @@ def new_task(args: argparse.Namespace) -> int:
             rewards=args.reward or (),
             prompts=args.prompts,
             prompt_column=args.prompt_column,
+            max_prompt_tokens=args.max_prompt_tokens,
             kl_budget=args.kl_budget,
             hyperparameters=hyperparameters_of(vars(args)),
             device=None if args.device is None else require_device(args.device, "--device"),

@@ -46,6 +46,7 @@ def write(
     rewards: Sequence[str] = (),
     prompts: str | None = None,
     prompt_column: str | None = None,
+    max_prompt_tokens: int | None = None,
     kl_budget: float | None = None,
     hyperparameters: Mapping[str, HyperValue] = MappingProxyType({}),
     device: str | None = None,
@@ -63,6 +64,7 @@ def write(
         rewards: Each a model, a function or a URL; empty: the example.
         prompts: A file, a folder or a hub id; None: the example.
         prompt_column: The column with the prompts.
+        max_prompt_tokens: Longer prompts are left out; None: those over the declared default.
         kl_budget: In nats per response; None: what is usual.
         hyperparameters: Values over those that suit the policy's size.
         device: The study's; None: the first there is.
@@ -82,7 +84,7 @@ def write(
     if kl_budget is not None:
         values |= {"kl_budget": kl_budget, "kl_limit": KL_LIMIT * kl_budget, "kl_target": KL_TARGET * kl_budget}
     if prompts is not None:
-        values |= _own(rewards, prompts, prompt_column)
+        values |= _own(rewards, prompts, {"column": prompt_column, "max_prompt_tokens": max_prompt_tokens})
     reference_values = dict(hyperparameters)
     top = {"seed": reference_values.pop("seed", None), "device": device}
     values["more"] = tomli_w.dumps({key: value for key, value in top.items() if value is not None})
@@ -101,14 +103,15 @@ def write(
     return sorted(item.name for item in folder.iterdir())
 
 
-def _own(rewards: Sequence[str], prompts: str, column: str | None) -> dict[str, str]:
-    """Return the task file's values of one's own rewards and prompts."""
+def _own(rewards: Sequence[str], prompts: str, more: Mapping[str, str | int | None]) -> dict[str, str]:
+    """Return the task file's values of one's own rewards and prompts, with `more` keys on these unless None."""
     parts = read_reward(named_rewards(rewards), Path.cwd(), "--reward")
     places = [f'{{ where = "{_toml(part.where)}", name = "{part.name}" }}' for part in parts]
-    path = f'"{_toml(data_place(prompts, Path.cwd(), "--prompts"))}"'
+    path = json.dumps(data_place(prompts, Path.cwd(), "--prompts"))
+    stated = "".join(f", {key} = {json.dumps(value)}" for key, value in more.items() if value is not None)
     return {
         "reward": f'"{_toml(parts[0].where)}"' if len(parts) == 1 else f"[{', '.join(places)}]",
-        "prompts": path if column is None else f'{{ path = {path}, column = "{_toml(column)}" }}',
+        "prompts": f"{{ path = {path}{stated} }}" if stated else path,
         "example": "",
     }
 
