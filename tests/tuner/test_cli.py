@@ -30,7 +30,7 @@ def test_no_trial_within_the_budget(ppo_tuner: Invoke, made: str) -> None:
     status, stdout, stderr = ppo_tuner("best", made, "--kl-budget", "1", "--json")
     assert (status, stdout) == (1, "")
     message = one_error(stderr)
-    assert "within the KL budget of 1 nats/response" in message
+    assert "within the KL budget of 1 nat/response" in message
     assert "diagnose made TRIAL" in message
     assert ppo_tuner("best", made, "--kl-budget", "4.2")[0] == 0, "4 nats and a standard error"
 
