@@ -162,7 +162,7 @@ def pluralize(count: float, thing: str) -> str:
 
 def nats(kl: float) -> str:
     """Return a KL that somebody set, such as a budget: `6 nats/response`, `1 nat/response`."""
-    return pluralize(kl, "nat") + KL_UNIT.removeprefix("nats")
+    return METRICS["eval/kl"].with_unit(short(kl)).replace(" per ", "/")
 
 
 def plus_minus(mean: float | None, se: float | None = None, places: int | None = None, *, signed: bool = False) -> str:
