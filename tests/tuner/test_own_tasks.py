@@ -154,6 +154,7 @@ def test_prompts_that_are_too_long_are_named_and_left_out_by_a_flag(ppo_tuner: I
     small = ("--kl_budget", "6", "--total_episodes", "8", "--batch_size", "8", "--device", "cpu")
     refused = one_error(ppo_tuner("train", *parts, *small, "--output", "one")[2])
     assert "too long for it: 1 of 20 prompts, line 7 first; --max_prompt_tokens 18 leaves such out" in refused
+    assert "; --max_prompt_tokens 18 leaves" in one_error(ppo_tuner("new-task", "mine", *parts)[2])
     status, stdout, stderr = ppo_tuner("train", *parts, *small, "--max_prompt_tokens", "18", "--output", "two")
     assert status == 0, stderr
     assert "1 over 18 tokens (line 7 first)" in stdout

@@ -9,7 +9,7 @@ from ppo_core import checkpoint, output
 from ppo_core.cli import training
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, UNSET, RunParser, description, hyperparameters_of
 from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
-from ppo_core.cli.new_run import Start
+from ppo_core.cli.new_run import Start, in_words_of_flags
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
 from ppo_core.config.hyperparameters import FEW_ITERATIONS
@@ -190,18 +190,19 @@ def new_task(args: argparse.Namespace) -> int:
     """Write a task's folder, and say what to run next."""
     folder = Path(args.name)
     try:
-        names = skeleton.write(
-            folder,
-            args.policy or skeleton.DEFAULT_POLICY,
-            rewards=args.reward or (),
-            prompts=args.prompts,
-            prompt_column=args.prompt_column,
-            max_prompt_tokens=args.max_prompt_tokens,
-            kl_budget=args.kl_budget,
-            hyperparameters=hyperparameters_of(vars(args)),
-            device=None if args.device is None else require_device(args.device, "--device"),
-            progress=lambda what, share: print(f"preparing:  {output.plain(what)}"),
-        )
+        with in_words_of_flags(str(folder)):
+            names = skeleton.write(
+                folder,
+                args.policy or skeleton.DEFAULT_POLICY,
+                rewards=args.reward or (),
+                prompts=args.prompts,
+                prompt_column=args.prompt_column,
+                max_prompt_tokens=args.max_prompt_tokens,
+                kl_budget=args.kl_budget,
+                hyperparameters=hyperparameters_of(vars(args)),
+                device=None if args.device is None else require_device(args.device, "--device"),
+                progress=lambda what, share: print(f"preparing:  {output.plain(what)}"),
+            )
     except PPOTunerError:
         raise
     except OSError as error:  # it names a generated file
