@@ -329,7 +329,7 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
         ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number per token as for the first one"),
         (
             "[[1, 2], [3, 4], []]",
-            f"gave 2 numbers for the 1 tokens of {SECOND}; a list per response rewards its tokens",
+            f"gave 2 numbers for the 1 token of {SECOND}; a list per response rewards its tokens",
         ),
         ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number in float32"),
     ],
