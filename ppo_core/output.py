@@ -125,7 +125,7 @@ def measured(number: float | None) -> str:
 def decimals(numbers: Iterable[float | None], errors: Iterable[float | None] = ()) -> int:
     """Return with how many decimals numbers are printed, so that in any unit they are told apart.
 
-    These show two digits of the smallest standard error; where none is known, two of the numbers' usual distance from
+    These show two digits of a usual standard error; where none is known, two of the numbers' usual distance from
     their median, and three of a usual one of them. None and what is not finite are left out.
     """
     known, steps = _finite(numbers), [error for error in _finite(errors) if error > 0]
@@ -134,6 +134,8 @@ def decimals(numbers: Iterable[float | None], errors: Iterable[float | None] = (
         middle = statistics.median(known)
         gaps = [abs(number - middle) for number in known if number != middle]
         steps = [statistics.median_low(sizes) / 10, *([statistics.median(gaps)] if gaps else [])]
+    elif steps:
+        steps = [statistics.median_low(steps)]  # not the least: the first of a run's KLs are nearly exact
     step = max(min(steps, default=0.1), max(sizes, default=0.0) * _FLOAT32)
     return max(0, 1 - math.floor(math.log10(step)))
 
@@ -149,9 +151,15 @@ def fixed(number: float | None, places: int, *, signed: bool = False) -> str:
     return f"{number:{'+' * signed}z.{places}f}"
 
 
-def pluralize(count: int, thing: str) -> str:
-    """Return `1 trial` or `3 trials`; `thing` is the singular."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+def pluralize(count: float, thing: str) -> str:
+    """Return `1 trial`, `3 trials` or `0.45 trials`; `thing` is the singular."""
+    text = short(count)
+    return f"{text} {thing}" if text == "1" else f"{text} {thing}s"
+
+
+def nats(kl: float) -> str:
+    """Return a KL that somebody set, such as a budget: `6 nats/response`, `1 nat/response`."""
+    return METRICS["eval/kl"].with_unit(short(kl)).replace(" per ", "/")
 
 
 def plus_minus(mean: float | None, se: float | None = None, places: int | None = None, *, signed: bool = False) -> str:
@@ -204,7 +212,7 @@ def rounding_line(report: StepReport, kl_budget: float) -> str | None:
     kl = report.metrics.get("eval/kl_rounding")
     if kl is None:
         return None
-    text = f"rounding in bfloat16 shows a KL of {short(kl)} {KL_UNIT}, {kl / kl_budget:.1%} of the KL budget"
+    text = f"rounding in bfloat16 shows a KL of {nats(kl)}, {kl / kl_budget:.1%} of the KL budget"
     return f"warning: {text}{_ROUNDING_ADVICE}" if has_much_rounding(report, kl_budget) else text
 
 

@@ -33,6 +33,8 @@ from ppo_core.tasks import skeleton
 from tuner.environment import PROG
 
 TASK_FILE = FOLDER_FILES[0]
+WRITTEN = re.compile(r"^(.+)-[0-9a-f]{12,16}(\.jsonl|\.pkl:.+)?$")
+"""A path that is written here, below a task's folder: the part before the digest is what the program calls it."""
 SPLITS = ("eval_prompts", "test_prompts")
 """Keys of a task file that may hold what `prompts` may."""
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, StoreError, StudyError
-from ppo_core.loading import digest
 from ppo_core.output import console
 from ppo_core.tasks import skeleton
 from ppo_tuner import given
@@ -49,6 +48,8 @@ _RUN_FLAGS = ("workers", "gpus", "trials_per_gpu", "engine", "timeout", "checkpo
 _TASK_KEYS = ("doc", "eval", *given.SPLITS)
 """Keys of a task file that are keywords here, beside its policy, reward and prompts."""
 _STUDY_KEYS = tuple(key for key in TOP_LEVEL if key != "workers")
+LAUNCH = "study.train()"
+"""The call that launches what a study's answer says."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Answer:
     doubt: str
     """What could change the decision; empty: nothing known."""
     remedy: str
-    """The command that settles the doubt; empty: there is none."""
+    """The call that settles the doubt, or a shell command that no call replaces; empty: there is none."""
     command: str
-    """The command that launches it; empty: there is no answer, or nothing was learned."""
+    """The shell command that does what `study.train()` does; empty: there is no answer, or nothing was learned."""
     trial: int | None = None
     """Number of the trial that it is about."""
     config: Mapping[str, HyperValue] | None = None
@@ -74,7 +75,7 @@ class Answer:
 
     def __str__(self) -> str:
         doubt = " ".join(filter(None, (self.doubt, self.remedy)))
-        launch = f"Launch: {self.command}" if self.command else ""
+        launch = f"Launch: {LAUNCH}" if self.command else ""
         return "\n".join(filter(None, (self.decision, self.evidence, self.gains, doubt, launch)))
 
     __repr__ = __str__
@@ -83,7 +84,7 @@ class Answer:
         doubt = f"{escape(self.doubt)} <code>{escape(self.remedy)}</code>" if self.remedy else escape(self.doubt)
         lines = [f"<b>{escape(self.decision)}</b>", *map(str, (escape(self.evidence), escape(self.gains), doubt))]
         if self.command:
-            lines.append(f"<code>{escape(self.command)}</code>")
+            lines.append(f"<code>{LAUNCH}</code>")
         rows = "".join(f"<div style='margin: 2px 0'>{line}</div>" for line in lines if line)
         return f"<div style='border-left: 4px solid #888; padding: 4px 12px; max-width: 60em'>{rows}</div>"
 
@@ -124,7 +125,7 @@ class Study:
                 evidence=found.evidence,
                 gains=found.gained,
                 doubt=found.doubt,
-                remedy=command(found.remedy, store) if found.remedy else "",
+                remedy=_call(found.remedy, store) if found.remedy else "",
                 command=command(found.launch, store) if found.has_learned else "",
                 trial=found.number,
                 config=dict(found.trial.config),
@@ -326,6 +327,18 @@ def tune(
     return Study(name, where)
 
 
+def _call(words: Sequence[str], store: Store) -> str:
+    """Return the call that does what the words of a command do, or the command where no call does it."""
+    verb, name, *flagged = words
+    if verb == "run":
+        return f'pt.tune(..., name="{name}")'
+    if verb != "confirm":
+        return command(words, store)
+    pairs = zip(flagged[::2], flagged[1::2], strict=True)
+    keywords = (f"{flag.removeprefix('--').replace('-', '_')}={value}" for flag, value in pairs)
+    return f"study.confirm({', '.join(keywords)})"
+
+
 def _own_task(name: str, where: str | None, asked: Mapping[str, Any]) -> Path:
     """Write the task of a study into the study's folder, and return its file.
 
@@ -345,14 +358,25 @@ def _own_task(name: str, where: str | None, asked: Mapping[str, Any]) -> Path:
     if file.exists() and (has_trials or any(folder.glob("*/step-*"))):
         texts = (file.read_text(encoding="utf-8"), text)
         before, now = (_flat(tomllib.loads(each.replace(f"{file.parent}/", ""))) for each in texts)
-        if changed := digest.changes(before, now):
+        if changed := "; ".join(_changes(before, now)):
             raise ConfigError(
-                f'study "{name}" has trials already, and its task has changed: {"; ".join(changed)}; give the study '
-                "another name"
+                f'study "{name}" has trials already, and its task has changed: {changed}; give the study another name, '
+                "or what it had before"
             )
     elif not file.exists() or file.read_text(encoding="utf-8") != text:
         file.write_text(text, encoding="utf-8")
     return file
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each part of a task that differs; what was written to a file is called as in the program."""
+    for key in dict.fromkeys((*before, *now)):
+        values = [each.get(key, "none") for each in (now, before)]
+        new, old = (given.WRITTEN.sub(r"\1", value) for value in values)
+        if new != old:
+            yield f"{key}: {new}, was {old}"
+        elif len(set(values)) > 1:
+            yield f"{re.split(r'[.[]', key)[0]}: not the same {new} as before"
 
 
 def _flat(value: Any, at: str = "") -> dict[str, str]:

@@ -15,7 +15,7 @@ from dashboard.health import Card
 from dashboard.views import common, confirm, curve_charts, running, settings, trials_table
 from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
 from ppo_core.errors import ConfigError
-from ppo_core.output import KL_UNIT, measured, plus_minus
+from ppo_core.output import measured, nats, plus_minus
 from tuner.confirm.answer import Answer, Badge, of_study
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.judge.best import best_trial
@@ -116,7 +116,7 @@ def _no_answer(store: Store, view: StudyView) -> str:
     """Return why there is no answer yet, and what leads so far."""
     leader = best_trial(with_running(store, view.trials, view.spec), view.spec.kl_budget)
     if leader is None:
-        return f"No trial has an evaluation within {view.spec.kl_budget:g} {KL_UNIT} yet, except the SFT policy's."
+        return f"No trial has an evaluation within {nats(view.spec.kl_budget)} yet, except the SFT policy's."
     value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
     return f"Nothing yet: trial {leader.number} leads, at {value} and a KL of {kl}."
 

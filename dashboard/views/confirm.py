@@ -10,7 +10,7 @@ from dashboard import echarts, style
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
-from ppo_core.output import KL_UNIT, decimals, pluralize, plus_minus
+from ppo_core.output import KL_UNIT, decimals, nats, pluralize, plus_minus
 from tuner.confirm.answer import Answer
 from tuner.confirm.plan import label_of
 from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
@@ -199,10 +199,10 @@ def _help(snapshot: Snapshot, confirmation: Confirmation) -> str:
     sft = "" if baseline is None else f" The SFT policy scores {plus_minus(baseline.reward, baseline.reward_se)} there."
     return (
         f"Each configuration ran {confirmation.total_episodes:,} episodes on the same fresh seeds. A run's checkpoint "
-        f"was chosen on the eval prompts, within {snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on "
-        f"{confirmation.prompts} test prompts. Intervals are 95% t-intervals over the seeds, with the spread that all "
-        "share; those of differences hold for all at once, however often you look. That of the winner is not adjusted "
-        f"for its being chosen.{sft}"
+        f"was chosen on the eval prompts, within {nats(snapshot.view.spec.kl_budget)}, and evaluated once on "
+        f"{pluralize(confirmation.prompts, 'test prompt')}. Intervals are 95% t-intervals over the seeds, with the "
+        "spread that all share; those of differences hold for all at once, however often you look. That of the winner "
+        f"is not adjusted for its being chosen.{sft}"
     )
 
 

@@ -10,7 +10,7 @@ from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Card
 from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
-from ppo_core.output import decimals, duration, fixed, measured
+from ppo_core.output import decimals, duration, fixed, measured, pluralize
 from tuner.store import Store, TrialRow
 from tuner.study.rules import KL, RULES
 from tuner.study.status import Role, Status
@@ -28,7 +28,7 @@ def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
     places = decimals(card.reward for card in shown)
     heading(
         "Unfinished trials",
-        f"Near the limit: KL from {NEAR:.0%} of the guard's {limit:g} nats on. Stalled: silent for "
+        f"Near the limit: KL from {NEAR:.0%} of the guard's {pluralize(limit, 'nat')} on. Stalled: silent for "
         f"{TIMES_USUAL:g} usual steps and at least {LEAST_SECONDS:g} s. Interrupted: no controller is running; the "
         "next run resumes it.",
     )
@@ -53,7 +53,7 @@ def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
 
 
 def _card_text(card: Card, limit: float, places: int) -> str:
-    kl = "no KL yet" if card.kl is None else f"training KL {measured(card.kl)} of {limit:g} nats"
+    kl = "no KL yet" if card.kl is None else f"training KL {measured(card.kl)} of {pluralize(limit, 'nat')}"
     reward = "" if card.reward is None else f"eval reward {fixed(card.reward, places)}"
     if card.step is not None:
         progress = f"step {card.step}, last report"

@@ -13,7 +13,7 @@ from dashboard.safe_text import Piece
 from dashboard.views import common, sample_marks
 from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
-from ppo_core.output import decimals, fixed
+from ppo_core.output import decimals, fixed, pluralize
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
 from tuner.judge.hacking import Finding
@@ -126,7 +126,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
     if wanted:
-        st.caption(f"{len(matching)} of {len(selected)} responses have it.")
+        st.caption(f"In {len(matching)} of {pluralize(len(selected), 'response')}.")
 
 
 _HELP = (
@@ -227,7 +227,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         st.session_state["prompt"] = int(linked)
     chosen: int | None = st.selectbox(
         "Prompt", list(prompts), index=None, width=190, key="prompt", persist_state="session",
-        label_visibility="collapsed", placeholder=f"All {len(prompts)} prompts",
+        label_visibility="collapsed", placeholder=f"All {pluralize(len(prompts), 'prompt')}",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
     )  # fmt: skip
     if chosen is not None:

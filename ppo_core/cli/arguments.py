@@ -19,6 +19,7 @@ from ppo_core.config.batch_sizes import merged
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
+from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import BUILT_IN
 from ppo_core.errors import ConfigError, located, nearest
 from ppo_core.output import short
@@ -38,6 +39,7 @@ class Settings:
     """Each a reward model's path or id, `module:function`, `file.py:function` or a URL."""
     prompts: str | None = None
     prompt_column: str | None = None
+    max_prompt_tokens: int | None = None
     prompt_splits: Mapping[str, Any] | None = None
     """Further keys on the prompts, as in a task file's `prompts` table."""
     device: str | None = None
@@ -73,11 +75,13 @@ class Settings:
             raise ConfigError(f"{given} alone is not a task: {', '.join(missing)} is missing (or name a --task)")
 
 
-_PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
+_PARTS = ("policy", "reward", "prompts", "prompt_column", "max_prompt_tokens", "prompt_splits")
 
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "prompt_splits")
 """Settings that have a flag, and are allowed in a config file."""
 
+
+MAX_PROMPT_TOKENS = f"leave out prompts over so many tokens (default: {PromptSource.max_prompt_tokens})"
 
 UNSET = ("none", "unset")
 """Flag value that unsets a hyperparameter."""
@@ -121,6 +125,7 @@ class RunParser(HyperparameterParser):
             "file.py:function or a URL; given several times, they add up")  # fmt: skip
         add("--prompts", metavar="DATA", help="a JSONL, CSV or Parquet file, a saved dataset, or a hub id")
         add("--prompt_column", metavar="C", help="the prompts' column (default: found by its name)")
+        add("--max_prompt_tokens", metavar="N", type=positive_int, help=MAX_PROMPT_TOKENS)
         add("--device", metavar="D", help=f"{' or '.join(DEVICES)} (default: auto)")
         add("--output", metavar="DIR", help="an empty or new folder (default: one in runs/train)")
         add("--report_to", metavar="T", nargs="+", help="trackers, such as tensorboard or wandb")
@@ -212,7 +217,8 @@ def refuse_flags(args: argparse.Namespace) -> None:
 FORMATS = (".json", ".yaml", ".yml", ".toml")
 
 _LISTS = ("reward", "report_to")
-_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
+_COUNTS = ("save_every_episodes", "stop_at_episode", "max_prompt_tokens")
+_NUMBERS = ("save_every_seconds", "kl_budget")
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
@@ -246,8 +252,10 @@ def _setting(name: str, value: object, where: str) -> object:
     where = f"{where}: {name}"
     if name in _LISTS:
         return texts(value, where)
+    if name in _COUNTS:
+        return checks.integer(value, checks.POSITIVE, where)
     if name in _NUMBERS:
-        return (checks.integer if "episode" in name else checks.number)(value, checks.POSITIVE, where)
+        return checks.number(value, checks.POSITIVE, where)
     return checks.text(value, where, "a string")
 
 

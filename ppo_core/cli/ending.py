@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, rank, thinned
-from ppo_core.output import KL_UNIT, measured, plain_table, plus_minus, short
+from ppo_core.output import KL_UNIT, measured, nats, plain_table, plus_minus, short
 from ppo_core.report import SplitReading
 
 
@@ -141,7 +141,7 @@ def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
     over = [not each.is_within(kl_budget) for each in known]
     if not any(over):
         return None
-    budget = f"the budget of {short(kl_budget)} {KL_UNIT}"
+    budget = f"the budget of {nats(kl_budget)}"
     last_run = len(list(itertools.takewhile(bool, reversed(over))))
     if last_run:
         left = known[-last_run]

@@ -27,7 +27,7 @@ from ppo_core.config.lookup import require_reachable
 from ppo_core.config.stages import Stage, require_reached
 from ppo_core.data.task import OnProgress, Task
 from ppo_core.distributed import launch as launched
-from ppo_core.errors import TaskError
+from ppo_core.errors import ConfigError, TaskError
 from ppo_core.loading import digest
 from ppo_core.loading.parts import named_rewards
 from ppo_core.loading.task_file import Preparation, as_table, get_task, read_table
@@ -208,8 +208,9 @@ def _config(plan: RunPlan, task: Task, progress: OnProgress) -> PPOConfig:
 
 def _checked_parts(settings: Settings, prefix: str) -> Preparation:
     """Resolve the parts' paths, relative ones from the working directory; `prefix` precedes a name in a TaskError."""
-    column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
-    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
+    given = {"column": settings.prompt_column, "max_prompt_tokens": settings.max_prompt_tokens}
+    given = {key: value for key, value in given.items() if value is not None}
+    prompts = {"path": settings.prompts, **given, **(settings.prompt_splits or {})}
     table = {"policy": settings.policy, "reward": named_rewards(settings.reward or ()), "prompts": prompts}
     parts = read_table(table, Path.cwd() / TASK_FILE, prefix).prepare
     assert isinstance(parts, Preparation)
@@ -220,9 +221,9 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
 
 @contextmanager
 def in_words_of_flags(file: str) -> Iterator[None]:
-    """Remove the name of the generated task file from errors: the user has given flags."""
+    """Remove the name of the generated task file and its keys from errors: the user has given flags."""
     try:
         yield
-    except TaskError as error:
+    except (TaskError, ConfigError) as error:
         text = str(error).removeprefix(f"{file}: ").removeprefix(f'task "{file}": ')
-        raise TaskError(text) from error
+        raise type(error)(text.replace("prompts.max_prompt_tokens = ", "--max_prompt_tokens ")) from error

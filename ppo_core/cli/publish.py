@@ -83,11 +83,11 @@ def _results(task: Task, steps: Sequence[Mapping[str, Any]]) -> str:
         return "No evaluation."
     rows = []
     for step in evaluated[:1] + evaluated[1:][-1:]:
-        when = "before training" if step["step"] == 0 else f"after {step['episode']} episodes"
+        when = "before training" if step["step"] == 0 else f"after {pluralize(step['episode'], 'episode')}"
         rows.append(f"| {when} | {_reading(step, 'reward')} | {_reading(step, 'kl')} |")
     return (
         f"On the evaluation prompts, at temperature {task.eval_temperature:g} and at most "
-        f"{task.eval_response_length} tokens; ± is one standard error.\n\n"
+        f"{pluralize(task.eval_response_length, 'token')}; ± is one standard error.\n\n"
         f"| | reward | KL from the base model ({KL_UNIT}) |\n|---|---|---|\n" + "\n".join(rows)
     )
 
@@ -123,7 +123,7 @@ def _origin(origin: RunOrigin) -> str:
         places = decimals([reading.reward], [] if low is None or high is None else [high - low])
         interval = "" if low is None else f" [{fixed(low, places)}, {fixed(high, places)}] (95% t-interval)"
         kl = "" if reading.kl is None else f", KL {measured(reading.kl)} {KL_UNIT}"
-        reward = f"{reading.total_episodes} episodes: reward {fixed(reading.reward, places)}{interval}"
+        reward = f"{pluralize(reading.total_episodes, 'episode')}: reward {fixed(reading.reward, places)}{interval}"
         lines.append(f"- {reward}{kl}; mean of {pluralize(reading.seeds, 'seed')}")
     return "\n".join(lines)
 

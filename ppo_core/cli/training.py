@@ -7,9 +7,10 @@ import functools
 import math
 import os
 import shutil
+import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
 from ppo_core.loading.task_file import budget_note, get_task
 from ppo_core.metrics import OF_SAMPLED_POLICY
-from ppo_core.output import KL_UNIT, params_line, plain, pluralize, plus_minus, short
+from ppo_core.output import KL_UNIT, nats, params_line, plain, pluralize, plus_minus, short
 from ppo_core.report import (
     AgreementWatch,
     NextMove,
@@ -53,7 +54,7 @@ def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
     changed, task = run.config.changed(), get_task(run.task)
     notes = (example_note(task), budget_note(kl_budget, task.eval_response_length), *cautions(run.config))
     description = [
-        f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
+        f"task {plain(run.task)}, KL budget {nats(kl_budget)}, output {run.output}",
         _length(run),
         *([] if run.stages_text is None else [run.stages_text]),
         _pace(run.config),
@@ -73,7 +74,7 @@ def _length(run: Run) -> str:
     config = run.config
     batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
     length = pluralize(iterations, "iteration")
-    text = f"{length} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
+    text = f"{length} of {pluralize(batch, 'episode')}, evaluated every {max(config.eval_interval, batch)}"
     if run.last_step < iterations:
         return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
     asked, whole = config.total_episodes, iterations * batch
@@ -85,20 +86,26 @@ def _pace(config: PPOConfig) -> str:
     if not config.keeps_kl_step:
         beta = f"is {short(config.kl_coef)}"
         if config.kl_target is not None:
-            beta = f"adapts to a KL of {short(config.kl_target)} {KL_UNIT}"
+            beta = f"adapts to a KL of {nats(config.kl_target)}"
         rate = f"the learning rate is {short(config.learning_rate)}, {config.lr_scheduler_type}"
         return f"{rate}; β {beta}"
     from ppo_core.algorithm.kl_step import FIRST_SHARE  # it imports torch
 
-    step = short(config.wanted_kl_step(launched.size()))
+    step = nats(config.wanted_kl_step(launched.size()))
     return (
-        f"the learning rate follows the KL step, {step} {KL_UNIT} in each iteration; its search begins at "
+        f"the learning rate follows the KL step, {step} in each iteration; its search begins at "
         f"{short(FIRST_SHARE * config.learning_rate)}"
     )
 
 
-FIRST_TIMED = 2
-"""Number of the report after which the remaining time is printed; a new run's first is an evaluation."""
+TIMED = 3
+"""Iterations after which times are told; a new run's first report, before them, is an evaluation."""
+
+
+def usual_seconds(reports: Iterable[StepReport]) -> float | None:
+    """Return an iteration's seconds without its evaluation: their median once TIMED are known, as the first is slow."""
+    known = [seconds for seconds in map(iteration_seconds, reports) if math.isfinite(seconds)]
+    return statistics.median(known) if len(known) >= TIMED else None
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
@@ -110,13 +117,13 @@ def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float,
 
 
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
-    """Estimate the remaining time from the last report, in words; None if unknown or nothing is left."""
+    """Estimate the remaining time from the reports, in words; None if unknown or nothing is left."""
     report = reports[-1]
     evaluation = next((each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics), 0.0)
-    iteration = iteration_seconds(report)
-    left = seconds_left(config, report.step, last, iteration, evaluation)
-    if report.step >= last or not math.isfinite(left):
+    iteration = usual_seconds(reports)
+    if report.step >= last or iteration is None:
         return None
+    left = seconds_left(config, report.step, last, iteration, evaluation)
     iterations = pluralize(last - report.step, "iteration")
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
@@ -316,7 +323,7 @@ class _Session(Hooks):
         self._print(output.report_line(report, last))
         if report.samples and self._shows_samples(report):
             self.out.print(output.samples_table(report))
-        if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
+        if len(reports) == TIMED + 1 and (left := time_left(run.config, reports, last)) is not None:
             self._print(left)
         if (about_rounding := output.rounding_line(report, self._kl_budget)) is not None:
             self._print(about_rounding)
@@ -346,7 +353,7 @@ class _Session(Hooks):
         return ending, kept
 
     def _finish(self, ending: Ending, as_json: bool) -> None:
-        """Report the end, remove checkpoints, and push the model if requested."""
+        """Report the end, remove checkpoints, push the model if requested, and say where to look further."""
         run, steps = self.run, run_folder.recorded(self.run)
         publish.write_card(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
@@ -370,9 +377,11 @@ class _Session(Hooks):
         finally:
             if as_json:
                 print(output.dumps(_result_dict(run, self._reports, ending) | {"hub": pushed}))
+        if (command := self.program.further(run)) is not None:  # last, to be seen and copied
+            self._print(f"a study that looks for more: {command}")
 
     def _print_outcome(self, steps: Sequence[Mapping[str, Any]], ending: Ending) -> None:
-        """Print what the run reached, what smaller KL budgets would have given, a sample, and where to look further."""
+        """Print what the run reached, what smaller KL budgets would have given, and a sample."""
         chosen = outcome(steps, ending)
         if chosen is None:
             return
@@ -382,8 +391,6 @@ class _Session(Hooks):
         pair = run_folder.sample_pair(self.run, chosen.reading.step)
         if pair is not None:
             self.out.print(output.pair_table(*pair))
-        if (command := self.program.further(self.run)) is not None:
-            self._print(f"a study that looks for more: {command}")
 
     def _push(self, ending: Ending) -> str | None:
         """Push the better of the models if requested, and return its repository's address."""

@@ -17,6 +17,7 @@ from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.checks import AT_LEAST_ONE, POSITIVE, Bounds, listed
 from ppo_core.config.declare import Hyperparameter, HyperValue, Range, hyper, read_declarations
 from ppo_core.errors import ConfigError, nearest
+from ppo_core.output import pluralize
 
 SHARE = RATE = Bounds(0, 1)
 CRITIC = "it decides which critic the checkpoint holds, if any"
@@ -584,14 +585,15 @@ def cautions(config: PPOConfig) -> list[str]:
         lines.append("kl_target does nothing with kl_coef = 0: an adaptive β is only ever multiplied, so it stays 0")
     if is_adaptive and config.horizon > config.total_episodes:
         lines.append(
-            f"kl_horizon = {config.horizon} is longer than the run ({config.total_episodes} episodes), so β can move "
-            f"by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"
+            f"kl_horizon = {config.horizon} is longer than the run ({pluralize(config.total_episodes, 'episode')}), so "
+            f"β can move by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"
         )
     sizes = config.batch_sizes(world_size=1) if config.gradient_accumulation_steps is None else None
     if sizes is not None and config.keeps_kl_step and config.num_iterations() < FEW_ITERATIONS:
         lines.append(
-            f"a run of {config.num_iterations()} iterations may end far from its kl_target: give it {FEW_ITERATIONS} "
-            f"or more, by more total_episodes ({config.total_episodes}) or a smaller batch_size ({sizes.batch_size})"
+            f"a run of {pluralize(config.num_iterations(), 'iteration')} may end far from its kl_target: give it "
+            f"{FEW_ITERATIONS} or more, by more total_episodes ({config.total_episodes}) or a smaller batch_size "
+            f"({sizes.batch_size})"
         )
     if sizes is not None and config.num_ppo_epochs == 1 and sizes.num_mini_batches == 1:
         lines.append("with one PPO epoch and one mini-batch the ratio is always 1, so cliprange does nothing")

@@ -2,11 +2,12 @@
 
 import codecs
 import csv
+import io
 import itertools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from ppo_core.data.prompts import (
 )
 from ppo_core.data.task import Prompt, Prompts
 from ppo_core.errors import TaskError, first_line, nearest
+from ppo_core.output import pluralize
 
 if TYPE_CHECKING:  # importing them loads torch, or takes a second
     from datasets import Dataset
@@ -160,20 +162,36 @@ def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> 
     csv.field_size_limit(2**31 - 1)  # the library's own limit is less than a long prompt
     # Undecodable bytes become surrogates: the rows that have them in the prompt are counted as unreadable.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        header = next(reader, [])
+        lines = _csv_rows(file, delimiter, f"{source.where}: {path.name}")
+        _, header = next(lines, (1, []))
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise TaskError(f'{source.where}: {path.name} has the column "{twice[0]}" twice')
-        rows, first_line_of_row = [], reader.line_num + 1
-        for cells in reader:  # a blank line has none
-            where = f"line {first_line_of_row}{suffix}"
+        rows = []
+        for line, cells in lines:  # a blank line has none
+            where = f"line {line}{suffix}"
             if cells and len(cells) == len(header):
                 rows.append(PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True))))
             elif cells:
-                rows.append(PromptRow(where, None, f"{len(cells)} fields, not {len(header)}"))
-            first_line_of_row = reader.line_num + 1
+                rows.append(PromptRow(where, None, f"{pluralize(len(cells), 'field')}, not {len(header)}"))
     return _typed(rows, header, {source.column} if source.column else set(PROMPT_COLUMNS))
+
+
+_END = "\0end of file\0"
+
+
+def _csv_rows(file: Iterable[str], delimiter: str, who: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row's first line and its cells, or raise TaskError for a quote that takes the rest of the file."""
+    # Put behind the file, a line that is no row of its own is inside a quote.
+    reader, first = csv.reader(itertools.chain(file, [_END]), delimiter=delimiter), 1
+    for cells in reader:
+        if cells and cells[-1].endswith(_END):
+            if first < reader.line_num:
+                within = sum(1 for _ in io.StringIO(cells[-1].removesuffix(_END), newline=""))
+                raise TaskError(f"{who}: the quote that opens in line {reader.line_num - max(1, within)} never closes")
+            return
+        yield first, cells
+        first = reader.line_num + 1
 
 
 def _typed(rows: list[PromptRow], header: list[str], prompts: Collection[str]) -> list[PromptRow]:
@@ -320,10 +338,8 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     kept, left_out = _sifted(rows, column, source, tokenizer)
     unreadable = left_out["unreadable"]
     if len(unreadable) > UNREADABLE_AT_MOST * len(everything):
-        where, why = unreadable[0]
-        raise TaskError(
-            f"{source.where}: {len(unreadable)} of {len(everything)} rows are unreadable, {where} first: {why}"
-        )
+        kinds = ", ".join(_kinds({"unreadable": unreadable}, source))
+        raise TaskError(f"{source.where}: too few of {pluralize(len(everything), 'row')} can be read: {kinds}")
     drawn = draw([row.position for row in kept["pool"]], plan, source)
     parts = {role: kept[role] if role in kept else [kept["pool"][i] for i in drawn[role]] for role in drawn}
     prompts = Prompts(**{role: tuple(row.prompt for row in part) for role, part in parts.items()})
@@ -338,7 +354,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     return prompts, (
         *notes,
         *_left_out_note("prompts: ", left_out, len(everything), source),
-        *((f"prompts: {unused} rows are in no split",) if unused else ()),
+        *((f"prompts: {pluralize(unused, 'row')} in no split",) if unused else ()),
         *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
         *((dated,) if dated else ()),
         f'prompts: {sizes}, from the column "{column}"',
@@ -351,7 +367,7 @@ def _few_note(count: int, plan: SplitPlan) -> Iterator[str]:
     if count < FEW_EVAL:
         share = "prompts.eval sets a larger share or number of them, such as 0.3; " if plan.eval is None else ""
         yield (
-            f"prompts: trials are judged on {count} eval prompts, so a reward's standard error is "
+            f"prompts: trials are judged on {pluralize(count, 'eval prompt')}, so a reward's standard error is "
             f"{count**-0.5:.0%} of the rewards' spread ({DRAWN_BY_DEFAULT**-0.5:.0%} with {DRAWN_BY_DEFAULT}); {share}"
             "eval_prompts names a file of more"
         )
@@ -420,7 +436,7 @@ def _prompt(row: PromptRow, column: str, source: PromptSource, tokenizer: "PreTr
     if row.values is None or column not in row.values:
         raise NoPromptError("unreadable", row.fault or f'no column "{column}"')
     others = {name: value for name, value in row.values.items() if name != column}
-    return make_prompt(row.values[column], others, source, tokenizer)
+    return replace(make_prompt(row.values[column], others, source, tokenizer), where=row.where)
 
 
 def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count: int, source: PromptSource) -> None:
@@ -432,16 +448,24 @@ def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count
                 why += f"; unset it is one row in {DRAWN_ONE_IN}: set prompts.{role} = 1 or more, or name a file"
             choice = getattr(source, role)
             where = f'prompts "{choice}"' if is_data_file(choice) else source.where
-            raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
+            raise TaskError(f"{where}: no rows are left for {role} out of {pluralize(count, 'row')} ({sizes}){why}")
 
 
 def _left_out_note(prefix: str, left_out: LeftOut, count: int, source: PromptSource) -> Iterator[str]:
-    """Yield a note on the rows left out, if there are any: how many and, by reason, the first."""
-    words = {"too long": f"over {source.max_prompt_tokens} tokens", "repeated": "repeating another prompt"}
-    reasons = []
+    """Yield a note on the rows left out, if there are any: how many and, by kind, the first."""
+    if kinds := ", ".join(_kinds(left_out, source)):
+        out = sum(map(len, left_out.values()))
+        yield f"{prefix}{out} of {pluralize(count, 'row')} left out: {kinds}"
+
+
+def _kinds(left_out: LeftOut, source: PromptSource) -> Iterator[str]:
+    """Yield how many rows are no prompts for each reason with its details, and the first of them."""
+    most = pluralize(source.max_prompt_tokens, "token")
+    words = {"too long": f"over {most}", "repeated": "repeating another prompt"}
     for reason, rows in left_out.items():
-        if rows:
-            where, why = rows[0]
-            reasons.append(f"{len(rows)} {words.get(reason, reason)} ({where} first{f': {why}' if why else ''})")
-    if reasons:
-        yield f"{prefix}{sum(map(len, left_out.values()))} of {count} rows left out: {', '.join(reasons)}"
+        kinds: dict[str, list[str]] = {}
+        for where, why in rows:
+            kinds.setdefault(why, []).append(where)
+        for why, places in kinds.items():
+            what = words.get(reason, reason) + (f": {why}" if why else "")
+            yield f"{len(places)} {what} ({places[0]} first)"

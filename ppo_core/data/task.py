@@ -26,6 +26,8 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat that `text` was made from: `role` and `content` each."""
+    where: str = field(default="", compare=False)
+    """Its row's name in messages, such as `line 17`; empty: it was in no file."""
 
 
 @dataclass(frozen=True)

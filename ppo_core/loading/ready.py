@@ -12,6 +12,7 @@ from ppo_core.data.prompts import prompt_lengths, tokenised
 from ppo_core.data.task import OnProgress, Prompt, Prompts, Task, TaskAssets
 from ppo_core.errors import ConfigError, RewardError, RewardOutage, TaskError
 from ppo_core.models.networks import base_of, quiet_loading
+from ppo_core.output import pluralize
 from ppo_core.rewards.batch import Batch, column_names
 from ppo_core.rewards.function import FunctionReward
 
@@ -35,9 +36,10 @@ def require_ready(
     if (loaded := _shape_and_tokenizer(assets)) is None:
         return
     shape, tokenizer = loaded
-    longest = longest_prompt(assets.prompts, tokenizer, task.name)
+    lengths = named_lengths(assets.prompts, tokenizer, task.name)
+    longest = max((length for _, length in lengths), default=0)
     for config in configs:
-        require_room(config, task, shape, longest)
+        require_room(config, task, shape, longest, lengths)
     for function in functions if tries_rewards else ():
         if (note := _try(function, assets.prompts.train[:TRIED], tokenizer)) is not None:
             yield note
@@ -64,28 +66,49 @@ def _shape_and_tokenizer(assets: TaskAssets) -> tuple[PretrainedConfig, PreTrain
         return None
 
 
+def named_lengths(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> list[tuple[str, int]]:
+    """Return each prompt's name and length in tokens, or raise TaskError for an empty prompt."""
+    named = []
+    for split in ("train", "eval", "test"):
+        part = getattr(prompts, split)
+        for i, (prompt, length) in enumerate(zip(part, prompt_lengths(part, tokenizer), strict=True)):
+            if length == 0:
+                raise TaskError(f'task "{task}": prompts.{split}[{i}] is empty; a prompt needs at least one token')
+            named.append((prompt.where or f"prompts.{split}[{i}]", length))
+    return named
+
+
 def longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
     """Return the longest prompt's length in tokens, or raise TaskError for an empty prompt."""
-    longest = 0
-    for split in ("train", "eval", "test"):
-        lengths = prompt_lengths(getattr(prompts, split), tokenizer)
-        if 0 in lengths:
-            raise TaskError(
-                f'task "{task}": prompts.{split}[{lengths.index(0)}] is empty; a prompt needs at least one token'
-            )
-        longest = max([longest, *lengths])
-    return longest
+    return max((length for _, length in named_lengths(prompts, tokenizer, task)), default=0)
 
 
-def require_room(config: PPOConfig, task: Task, shape: PretrainedConfig, longest: int) -> None:
-    """Raise ConfigError or TaskError if a response would not fit behind the longest prompt, of so many tokens."""
+def require_room(
+    config: PPOConfig, task: Task, shape: PretrainedConfig, longest: int, lengths: Sequence[tuple[str, int]] = ()
+) -> None:
+    """Raise ConfigError or TaskError if a response would not fit behind the longest prompt, of so many tokens.
+
+    `lengths` are those of the prompts by name, to say which are too long.
+    """
     room, why = room_behind(shape, longest)
     if config.response_length > room:
-        raise ConfigError(f"response_length = {config.response_length} is not allowed: {why}")
+        which = _too_long(lengths, int(room) + longest - config.response_length)
+        raise ConfigError(f"response_length = {config.response_length} is not allowed: {why}{which}")
     if task.eval_response_length > room:
+        which = _too_long(lengths, int(room) + longest - task.eval_response_length)
         raise TaskError(
             f'task "{task.name}": its evaluation\'s response_length = {task.eval_response_length} is not allowed: {why}'
+            f"{which}"
         )
+
+
+def _too_long(lengths: Sequence[tuple[str, int]], most: int) -> str:
+    """Return, in words, which prompts have more tokens than fit before the response, and what leaves them out."""
+    longer = [name for name, length in lengths if length > most]
+    if not longer:
+        return ""
+    which = f"; too long for it: {len(longer)} of {pluralize(len(lengths), 'prompt')}, {longer[0]} first"
+    return which if len(longer) == len(lengths) else f"{which}; prompts.max_prompt_tokens = {most} leaves such out"
 
 
 def room_behind(shape: PretrainedConfig, longest: int) -> tuple[float, str]:
@@ -103,7 +126,7 @@ def room_behind(shape: PretrainedConfig, longest: int) -> tuple[float, str]:
         # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
         why = f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
     room = min(most, positions) - longest
-    allowed = f"so at most {room:.0f}" if room > 0 else "which leaves no room; lower prompts.max_prompt_tokens"
+    allowed = f"so at most {room:.0f}" if room > 0 else "which leaves no room"
     return room, f"{why} and the longest prompt takes {longest}, {allowed}"
 
 

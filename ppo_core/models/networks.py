@@ -78,6 +78,8 @@ def follow_text(model: PreTrainedModel) -> None:
     other experts.
     """
     trunk = cast(PreTrainedModel, model.base_model)
+    padding = getattr(trunk.config.get_text_config(), "pad_token_id", None)  # unmasked, it would be warned of
+    tokens = torch.tensor([[token for token in range(5) if token != padding][:4]], device=trunk.device)
     gave_tensor: dict[nn.Module, bool] = {}
 
     def note(module: nn.Module, _: object, output: object) -> None:
@@ -85,7 +87,7 @@ def follow_text(model: PreTrainedModel) -> None:
 
     handles = [module.register_forward_hook(note) for module in trunk.modules()]
     try:
-        trunk(input_ids=torch.arange(4).unsqueeze(0).to(trunk.device), use_cache=False)
+        trunk(input_ids=tokens, use_cache=False)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever uses the model says why; on the device meta some cannot run

@@ -7,6 +7,7 @@ from typing import Any, SupportsFloat
 
 from ppo_core.data.task import Prompt
 from ppo_core.errors import RewardError, cut
+from ppo_core.output import pluralize
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number that is finite in float32, in which scores are learned from."""
@@ -90,7 +91,8 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     if len(rows) != len(batch):
         where = batch.sample(min(len(rows), len(batch) - 1))
         nearby = f"the first without one is {where}" if len(rows) < len(batch) else f"the last is {where}"
-        raise RewardError(f"{who} gave {len(rows)} scores for {len(batch)} responses; {nearby}")
+        given, wanted = pluralize(len(rows), "score"), pluralize(len(batch), "response")
+        raise RewardError(f"{who} gave {given} for {wanted}; {nearby}")
     if tokenwise and isinstance(rows[0], list | tuple):
         dense = [_token_scores(row, batch, index, who) for index, row in enumerate(rows)]
         sums = [_number(math.fsum(row), f"in sum for {batch.sample(index)}", who) for index, row in enumerate(dense)]
@@ -112,7 +114,8 @@ def _token_scores(row: Any, batch: Batch, index: int, who: str) -> list[float]:
         )
     if len(row) != tokens:
         raise RewardError(
-            f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}; a list per response rewards its tokens"
+            f"{who} gave {pluralize(len(row), 'number')} for the {pluralize(tokens, 'token')} of {sample}; a list per "
+            "response rewards its tokens"
         )
     return [_number(_plain(value), f"for token {position} of {sample}", who) for position, value in enumerate(row)]
 

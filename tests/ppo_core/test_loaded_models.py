@@ -13,6 +13,7 @@ from transformers import (
     Gemma3Config,
     GPT2Config,
     PhimoeConfig,
+    modeling_utils,
 )
 
 from ppo_core import PPOConfig
@@ -100,6 +101,13 @@ def test_experts_of_which_some_are_empty_are_refused(tiny_folder: Path, tmp_path
 
 
 # Tokens
+
+
+def test_loading_reads_no_padding_that_transformers_warns_of(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(modeling_utils.logger, "warning_once", told.append)
+    loaded(policy)
+    assert not told
 
 
 def add_token(folder: Path, **special: str) -> None:

@@ -64,7 +64,7 @@ def test_texts_are_prompts_and_rows_other_values_come_along(tokenizer: PreTraine
     assert prompts.train == (Prompt("w0 is?", {"id": 0, "tags": [{"a": None}], "score": None}),)
     assert [prompt.text for prompt in (*prompts.eval, *prompts.test)] == ["w1 is?", "w2 is?"]
     assert "2 of 5 rows left out: 2 repeating" in told[0] and "1 train, 1 eval, 1 test" in told[1]
-    assert "1 eval prompts" in told[-1] and "prompts.eval" not in told[-1], "the split is named"
+    assert "1 eval prompt," in told[-1] and "prompts.eval" not in told[-1], "the split is named"
 
 
 def test_what_is_left_out_is_told_by_reason_and_line(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -73,7 +73,8 @@ def test_what_is_left_out_is_told_by_reason_and_line(tokenizer: PreTrainedTokeni
     path = write_lines(tmp_path / "rows.jsonl", [*numbered(16), *bad])
     prompts, told = read_prompts(PromptSource(str(path), max_prompt_tokens=3), tokenizer)
     lines = re.findall(r"(\d+) [^(,]*\(line (\d+)", told[0].partition("left out: ")[2])
-    assert lines == [("2", "19"), ("1", "25"), ("5", "17"), ("1", "26")] and "12 train, 2 eval, 2 test" in told[1]
+    unreadable = [("1", str(line)) for line in (17, 21, 22, 23, 24)]
+    assert lines == [("2", "19"), ("1", "25"), *unreadable, ("1", "26")] and "12 train, 2 eval, 2 test" in told[1]
     assert "2 eval prompts" in told[-1] and "71%" in told[-1] and "prompts.eval" in told[-1]
     kept = sorted(prompt.columns["answer"] for part in (prompts.train, prompts.eval, prompts.test) for prompt in part)
     assert kept == list(range(16))
@@ -98,9 +99,9 @@ def test_when_more_than_half_is_unreadable_it_is_an_error_that_says_why(
 ) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [*numbered(8), *[bad_row] * 8])
     _, told = read_prompts(PromptSource(str(path)), chat_tokenizer)
-    assert f"8 unreadable (line 9 first: {why}" in told[0]
+    assert f"8 unreadable: {why}" in told[0] and "(line 9 first)" in told[0]
     write_lines(path, [*numbered(8), *[bad_row] * 9])
-    assert refusal(chat_tokenizer, path).startswith(f"9 of 17 rows are unreadable, line 9 first: {why}")
+    assert refusal(chat_tokenizer, path).startswith(f"too few of 17 rows can be read: 9 unreadable: {why}")
 
 
 def test_a_chat_is_rendered_for_the_answer(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_chat_is_rendered_for_the_answer(chat_tokenizer: PreTrainedTokenizerBa
     assert prompts.eval[0].text == "system w9 <eos> user w5 <eos> assistant "
     assert prompts.eval[0].messages == ({"role": "system", "content": "w9"}, *said("w5"))
     assert prompts.test[0].text.endswith("tool w8 <eos> assistant ")
-    assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable (line 4 first: ")
+    assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable: ")
 
 
 def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -143,7 +143,28 @@ def test_a_bad_line_of_a_table_is_counted_by_its_first(tokenizer: PreTrainedToke
     lines = ["question,answer", '"w1', 'w2",1', "", "w3,w4,3", '"",5', f"{long},6", *(f"w {i},{i}" for i in range(16))]
     path.write_bytes("\n".join([*lines, "caf\xe9,9"]).encode("latin-1"))
     _, told = read(tokenizer, path)
-    assert "1 empty (line 6 first), 2 unreadable (line 5 first: 3 fields, not 2)" in told
+    assert (
+        "1 empty (line 6 first), 1 unreadable: 3 fields, not 2 (line 5 first), 1 unreadable: not UTF-8 (line 24" in told
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('question,answer\nw1,1\nw2,"2\nw3,3\nw4,4\n', 3),
+        ('question,answer\n"w1\nw2",1\nw3,"\nw4,4', 4),
+        ('question,answer\n"w1\nw2","3\nw4,4', 3),
+        ('question,answer\r\nw1,1\r\n"', 3),
+        ('question,"answer\nw1,1\n', 1),
+    ],
+)
+def test_a_quote_that_never_closes_is_named_by_the_line_it_opens_in(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, text: str, line: int
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(text.encode())
+    with pytest.raises(TaskError, match=rf"rows\.csv: the quote that opens in line {line} never"):
+        read(tokenizer, path)
 
 
 def test_a_saved_dataset_has_its_own_splits(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is found before a model is loaded: too long responses, and rewards that ask for or return what they must not."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,13 +42,20 @@ def test_a_response_that_does_not_fit_the_context_is_refused(tmp_path: Path, tin
         list(require_ready([PPOConfig(response_length=1), config], other, assets))
     for words in (f"response_length = {fits + 1}", f"{POSITIONS} positions", f"takes {longest}", f"at most {fits}"):
         assert words in str(caught.value)
+    texts = [json.loads(line)["prompt"] for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    longer = {text for text in texts if len(text.split()) == longest}
+    told = re.search(
+        rf"for it: {len(longer)} of {len({*texts})} prompts, line (\d+) first; (.*) = (\d+) ", str(caught.value)
+    )
+    assert told is not None and texts[int(told[1]) - 1] in longer
+    assert told.groups()[1:] == ("prompts.max_prompt_tokens", str(longest - 1))
 
 
 @pytest.mark.parametrize(
     ("reward", "words"),
     [
         ("def score(responses, anwser): return [0.0]", ('"anwser"', 'did you mean "answer"')),
-        ("def score(responses): return [0.0]", ("1 scores for 3 responses",)),
+        ("def score(responses): return [0.0]", ("1 score for 3 responses",)),
         ("def score(responses): return 'good'", ("'good'", "not a list")),
         ("def score(responses): return ['1.0' for _ in responses]", ("'1.0'", "not a number")),
         ("def score(responses): return [None for _ in responses]", ("None", "not a number")),

@@ -16,6 +16,7 @@ import pytest
 import ppo_tuner as pt
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError
+from ppo_tuner.study import _call
 from tests.processes import spawned
 from tests.tuner.invoke import process
 from tests.tuner.quick_run import NAME, TRAINER
@@ -152,6 +153,8 @@ def test_a_study_tells_its_answer_its_trials_and_its_figure(quick: pt.Study, own
     )
     assert quick.trials["value"].max() == quick.trials["value"][answer.trial]
     html = answer._repr_html_()
+    assert answer.remedy == "study.confirm()" and "study.train()" in str(answer) and "study.train()" in html
+    assert "ppo-tuner" not in str(answer) and "ppo-tuner" not in html
     assert "<code>" in html and answer.evidence in html and answer.evidence in repr(quick)
     figure = quick.plot_reward_kl()
     assert figure.layout.yaxis.title.text and len(figure.data) > 1
@@ -177,6 +180,37 @@ def test_the_same_call_resumes_and_another_one_says_what_changed(
     assert "kl.budget: 3.0, was 4.0" in capsys.readouterr().out
     with pytest.raises(pt.ConfigError, match="seed: 7, was 0; give the study another name"):
         pt.tune(kl_budget=3, seed=7, **call)
+
+
+def test_another_function_of_the_same_name_is_refused_by_keyword_and_name(tiny_folder: Path, own_folder: Path) -> None:
+    def call(by: float, prompts: list[str]) -> pt.Study:
+        def my_reward(responses: list[str]) -> list[float]:
+            return [by * len(text) for text in responses]
+
+        parts: dict[str, Any] = {"policy": str(tiny_folder), "reward": my_reward, "prompts": prompts}
+        return pt.tune(**parts, trainer=TRAINER, trials=1, name="mine", batch_size=8, response_length=4, device="cpu")
+
+    prompts = [f"w{i % 20} w{i // 20}" for i in range(64)]
+    call(1.0, prompts)
+    with pytest.raises(pt.ConfigError, match="reward: not the same my_reward as before; give") as caught:
+        call(2.0, prompts)
+    assert ".pkl" not in str(caught.value)
+    with pytest.raises(pt.ConfigError, match="changed: prompts: not the same prompts as before; give") as caught:
+        call(1.0, prompts[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (("confirm", "x"), "study.confirm()"),
+        (("confirm", "x", "--top", "1", "--total-episodes", "640"), "study.confirm(top=1, total_episodes=640)"),
+        (("run", "x"), 'pt.tune(..., name="x")'),
+    ],
+)
+def test_a_commands_call_has_its_flags_as_keywords(quick: pt.Study, words: tuple[str, ...], call: str) -> None:
+    with closing(Store.open()) as store:
+        assert _call(words, store) == call
+        assert "ppo-tuner" in _call(("diagnose", "x", "1"), store)
 
 
 def test_a_stop_in_advance_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +292,7 @@ def test_the_public_names_are_few_and_documented() -> None:
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"response_length": 60}, ("response_length = 60", "32 positions", "so at most")),
     ({"response_length": 4, "reward": lambda responses, answr: [0.0] * len(responses)}, ('"answr"', '"answer"')),
-    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 scores for 3",)),
+    ({"response_length": 4, "reward": lambda responses: [0.0]}, ("1 score for 3",)),
 ]
 
 

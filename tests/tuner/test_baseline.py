@@ -71,7 +71,7 @@ def test_a_stored_study_is_read_back_equal_and_counts_it_among_the_largest() -> 
     assert "baseline" not in StudySpec.from_dict(PACED, "s.toml").to_dict()
     same = spec(start=[{"batch_size": 32}, {"learning_rate": 1e-5}], baseline={"batch_size": 32}, trials=2)
     assert [(start.params, other) for start, other in same.dropped] == [({"batch_size": 32}, "trial 1, the baseline")]
-    assert same.notes[-1] == "trials = 2 leaves room for 0 of 1 starts"
+    assert same.notes[-1] == "trials = 2 leaves room for 0 of 1 start"
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,18 @@ def test_an_iteration_that_the_system_ends_exits_1_with_the_settings(
     assert status == 1 and "lower per_device_train_batch_size = 8" in one_error(stderr)
 
 
+def test_a_response_that_does_not_fit_is_refused_before_an_iteration(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.cli.estimate._measure", _killed)
+    status, _, stderr = ppo_tuner("estimate", "arithmetic", *FLAGS, "--response_length", "5000")
+    assert status == 2 and "response_length = 5000" in one_error(stderr)
+
+
 def test_training_says_what_it_needs_and_refuses_what_cannot_fit(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--task", "arithmetic", "--total_episodes", "128", "--eval_every_episodes", "128", "--output", "out"]
+    flags = ["--task", "arithmetic", "--total_episodes", "256", "--eval_every_episodes", "256", "--output", "out"]
     status, stdout, _ = ppo_tuner("train", *flags)
     lines = stdout.splitlines()
     assert status == 0
@@ -112,10 +120,13 @@ def test_training_says_what_it_needs_and_refuses_what_cannot_fit(
 def test_a_run_says_the_time_that_is_left() -> None:
     seconds = {"time/generate": 1.0, "time/score": 2.0, "time/update": 3.0}
     config = PPOConfig(total_episodes=640, batch_size=64, eval_every_episodes=320)
-    reports = [StepReport(0, 0, {"time/evaluate": 5.0}), StepReport(1, 64, seconds)]
-    assert time_left(config, reports, 10) == "about 64 s left: 9 iterations of 6.0 s, and evaluations"
-    assert time_left(config, [StepReport(10, 640, seconds)], 10) is None
-    assert time_left(config, [StepReport(1, 64, {})], 10) is None, "a trainer that tells no times"
+    slow = {"time/generate": 60.0, "time/score": 2.0, "time/update": 3.0}
+    reports = [StepReport(0, 0, {"time/evaluate": 5.0}), StepReport(1, 64, slow)]
+    assert time_left(config, reports, 10) is None, "the first iteration is no measure"
+    reports += [StepReport(step, 64 * step, seconds) for step in (2, 3)]
+    assert time_left(config, reports, 10) == "about 52 s left: 7 iterations of 6.0 s, and evaluations"
+    assert time_left(config, [StepReport(step, 64 * step, seconds) for step in (8, 9, 10)], 10) is None
+    assert time_left(config, [StepReport(step, 64, {}) for step in (1, 2, 3)], 10) is None, "a trainer tells no times"
 
 
 @pytest.mark.parametrize("ended", [0, 4])
@@ -130,6 +141,7 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_trial(monkeypatch: pytest
             progress(TrialStarted(running(number, {}), None))
         for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
             for number in (4, 5):
+                times["time/generate"] = 300.0 if step == 0 else 3.0
                 readings = {"objective/scores": 0.5, "objective/kl_exact": 2.0, "objective/kl_coef": 0.05, **times}
                 progress(TrialStepped(number, StepReport(step, 100 + 32 * step, readings), 8))
     lines = [line.split() for line in out.getvalue().splitlines() if line.startswith("trial ")]

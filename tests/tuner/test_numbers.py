@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from ppo_core.output import console, decimals, fixed, measured, plus_minus, report_line
+from ppo_core.output import console, decimals, fixed, measured, nats, pluralize, plus_minus, report_line
 from ppo_core.report import StepReport
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval, places_of
 from tuner.judge.results import StudyView
+from tuner.judge.scoring import Tally
 
 UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
 """Factor and offset of a reward; that of one's own task is 1 and 0."""
@@ -28,6 +29,7 @@ REWARDS, SE = (1.81, 1.87, 1.93, 1.88), 0.05
         ([1.9], [0.051], 3),
         ([1.9, 1.8], [0.051, 0.2], 3),
         ([0.0015], [0.00003], 6),
+        ([0.0, 1.2e-5, 0.51, 4.7696313], [0.0, 1.1e-6, 0.021, 0.1103152], 3),
         ([1000.41, 1000.52], [], 3),
         ([0.058], [], 4),
         ([0.0, 5.5], [], 2),
@@ -43,6 +45,21 @@ REWARDS, SE = (1.81, 1.87, 1.93, 1.88), 0.05
 )
 def test_the_decimals_are_those_of_the_error_or_of_the_distances(numbers: Any, errors: Any, places: int) -> None:
     assert decimals(numbers, errors) == places
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1, "1 trial"), (1.0, "1 trial"), (0.4531, "0.453 trials"), (12.0, "12 trials"), (0, "0 trials")],
+)
+def test_a_count_of_one_is_singular(count: float, text: str) -> None:
+    assert pluralize(count, "trial") == text
+
+
+def test_a_stated_kl_and_a_budget_of_one_are_singular() -> None:
+    assert (nats(1.0), nats(2.5)) == ("1 nat/response", "2.5 nats/response")
+    tallied = Tally(ended=1, total=None, spent=0.4, budget=1.0)
+    assert tallied.text == "1 trial ended, 0.4 of 1 full trial spent"
+    assert replace(tallied, unit="min").text == "1 trial ended, 0.4 of 1 min spent"
 
 
 @pytest.mark.parametrize(

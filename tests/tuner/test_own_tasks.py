@@ -126,17 +126,40 @@ def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: In
     others = ("--config", "c.yaml", "--device", "cpu", "--whiten_rewards", "--output", "out")
     status, stdout, stderr = ppo_tuner("train", *parts, *flags, *others)
     assert status == 0, stderr
-    (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
+    line = stdout.splitlines()[-1]
+    assert line.startswith("a study that looks for more: ")
     first, second = (shlex.split(each)[1:] for each in line.partition(": ")[2].split(" && "))
     assert ppo_tuner(*first)[0] == 0 and second == ["run", "out-study", "--checkpoint-seconds", "60"]
     study = StudySpec.load(own_folder / second[1] / "study.toml")
     assert (study.kl_budget, study.device, study.seed) == (6.0, "cpu", 3)
     config = study.config({})
-    assert (config.total_episodes, config.batch_size, config.response_length) == (8, 8, 4)
+    assert (config.total_episodes, config.batch_size, config.response_length) == (160, 8, 4), "as long as is needed"
     assert (config.cliprange, config.stop_strings, config.whiten_rewards) == (0.15, '["w5"]', True)
     status, stdout, stderr = ppo_tuner("train", "--task", "out-study", *flags, *others[2:5], "--output", "again")
     (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
     assert "run out-study/study.toml" in line and "response_length=4" in line, "a study file takes values by hand"
+
+
+def test_prompts_that_are_too_long_are_named_and_left_out_by_a_flag(ppo_tuner: Invoke, own_folder: Path) -> None:
+    for part in small_policy():
+        part.save_pretrained(own_folder / "policy")
+    (own_folder / "rewards.py").write_text(
+        "def score(responses):\n    return [float(len(text)) for text in responses]\n"
+    )
+    prompts = [f"w{i}" if i != 6 else "w1 " * 20 for i in range(20)]
+    (own_folder / "data.jsonl").write_text("".join(f'{{"prompt": "{text}"}}\n' for text in prompts))
+    parts = ("--policy", "policy", "--reward", "rewards.py:score", "--prompts", "data.jsonl", "--response_length", "14")
+    small = ("--kl_budget", "6", "--total_episodes", "8", "--batch_size", "8", "--device", "cpu")
+    refused = one_error(ppo_tuner("train", *parts, *small, "--output", "one")[2])
+    assert "too long for it: 1 of 20 prompts, line 7 first; --max_prompt_tokens 18 leaves such out" in refused
+    assert "; --max_prompt_tokens 18 leaves" in one_error(ppo_tuner("new-task", "mine", *parts)[2])
+    status, stdout, stderr = ppo_tuner("train", *parts, *small, "--max_prompt_tokens", "18", "--output", "two")
+    assert status == 0, stderr
+    assert "1 over 18 tokens (line 7 first)" in stdout
+    first = shlex.split(stdout.splitlines()[-1].partition(": ")[2].partition(" && ")[0])[1:]
+    assert ppo_tuner(*first)[0] == 0
+    task = get_task("two-study").prepare
+    assert isinstance(task, Preparation) and task.prompts.max_prompt_tokens == 18
 
 
 def test_a_new_task_of_own_parts_has_a_response_length_that_fits(ppo_tuner: Invoke, own_folder: Path) -> None:

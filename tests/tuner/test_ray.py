@@ -153,7 +153,7 @@ def test_a_study_waits_for_room_until_another_one_is_paused(tmp_path: Path, unbr
         with controller(tmp_path / "other", quick_spec(), ray=made.address, workers=1) as second:
             warned = second.read_until(lambda line: line.startswith("StudyWarned"))
             assert "waiting for the cluster: the task's preparation needs 1 CPU of node only on " in warned
-            assert "0 of 1 CPUs are free" in warned
+            assert "free in the cluster: 0 of 1 CPU" in warned
             placed(tmp_path, "pause")
             first.read_until(lambda line: line == "OrderDecided")
             (tmp_path / "gate").touch()
@@ -198,7 +198,7 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
             clock.now += 10.0
             hear(engine)
             (line,) = told
-        assert "waiting for the cluster: trial 1 needs 1 CPU of one node; 0 of 1 CPUs are free" in line
+        assert "waiting for the cluster: trial 1 needs 1 CPU of one node; free in the cluster: 0 of 1 CPU" in line
         (tmp_path / "gate").touch()
         until(lambda: heard(engine, 3))
         assert len(told) == 1  # another one may wait soon

@@ -103,7 +103,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
     assert moved_one == "the start learning_rate = 0.001: learning_rate 1 moved to 0.001"
     assert reference.endswith("is left out: in this study it is the same as trial 0, the reference")
     assert again.endswith("is left out: in this study it is the same as the start learning_rate = 0.001")
-    assert spec(start=[FAST], trials=1).notes == ("trials = 1 leaves room for 0 of 1 starts",)
+    assert spec(start=[FAST], trials=1).notes == ("trials = 1 leaves room for 0 of 1 start",)
 
 
 @pytest.mark.parametrize(

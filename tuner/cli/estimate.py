@@ -96,12 +96,14 @@ def estimate(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
     request = _request(args)
-    from ppo_core.loading import fits
+    from ppo_core.loading import fits, ready
     from ppo_core.loading.load import resolve_device
     from ppo_core.models.memory import room
 
     task, configs = get_task(request.task), request.configs
-    found = fits.largest(list(configs.values()), task, task.prepare(None), request.device)
+    assets, wanted = task.prepare(None), list(configs.values())
+    notes = list(ready.require_ready(wanted, task, assets))
+    found = fits.largest(wanted, task, assets, request.device)
     name = next(name for name, config in configs.items() if found is None or config == found[0].config)
     busy = busy_line()  # before it adds to the load itself
     out = output.console()
@@ -127,7 +129,7 @@ def estimate(argv: Sequence[str]) -> int:
         print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:
         _print(out, request, name, measured, place, space)
-        for line in filter(None, (*cautions(configs[name]), busy)):
+        for line in filter(None, (*notes, *cautions(configs[name]), busy)):
             out.print(line, soft_wrap=True)
     if space.most > space.free:
         print(

@@ -14,7 +14,7 @@ from rich.text import Text
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import StudyError
-from ppo_core.output import KL_UNIT, NOTHING, plus_minus
+from ppo_core.output import KL_UNIT, NOTHING, pluralize, plus_minus
 from tuner.cli import render
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import Confirmation, places_of, runs_text
@@ -44,7 +44,8 @@ def confirmation_table(confirmation: Confirmation) -> Table:
     """Return the table of the configurations that were confirmed, the highest mean first."""
     columns = ("configuration", "seeds", "reward", f"KL, {KL_UNIT}", "over the reference", "end within budget")
     title = (
-        f"On fresh seeds, {confirmation.total_episodes} episodes each, evaluated on {confirmation.prompts} test prompts"
+        f"On fresh seeds, {confirmation.total_episodes} episodes each, evaluated on "
+        f"{pluralize(confirmation.prompts, 'test prompt')}"
     )
     caption = (
         "In brackets: 95% intervals over the seeds; those of differences hold for all at once, however often you look, "

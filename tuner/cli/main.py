@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ppo_core import __version__
 from ppo_core.cli import command_line
-from ppo_core.cli.arguments import HyperparameterParser
+from ppo_core.cli.arguments import MAX_PROMPT_TOKENS, HyperparameterParser
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positive, positive_int, refuse_unknown
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
@@ -235,6 +235,7 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.add_argument("--reward", metavar="R", action="append", help="as of `train`, with --prompts: your own")
     new_task.value("--prompts", "DATA", str, "as of `train`, with --reward: your own; unset: the example, sums")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
+    new_task.value("--max_prompt_tokens", "N", positive_int, MAX_PROMPT_TOKENS)
     new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10)")
     new_task.value("--device", "D", str, f"the study's: {' or '.join(DEVICES)} (default: auto)")
     new_task.add_hyperparameters()

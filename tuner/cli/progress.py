@@ -3,11 +3,10 @@
 Without a terminal there are only lines, without control characters, and one per minute for each running trial.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, assert_never, cast
 
 from rich.console import Console, Group
@@ -17,14 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ppo_core import output
+from ppo_core.cli.training import usual_seconds
 from ppo_core.errors import NO_ROOM
-from ppo_core.report import StepReport, iteration_seconds
+from ppo_core.report import StepReport
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.control import events
 from tuner.control.disk import search_line
 from tuner.judge.best import Rank, best_rank
-from tuner.judge.scoring import FULL_TRIALS, Tally
+from tuner.judge.scoring import FULL_TRIAL, Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
@@ -72,6 +72,7 @@ class _Running:
     row: TrialRow  # its row when it started
     printed_at: float  # time of its last line, or of its start
     stepped: events.TrialStepped | None = None
+    reports: list[StepReport] = field(default_factory=list)  # of this run until the search's cost is told
     began: float = 0.0  # time of its first report
 
     def share(self, spec: StudySpec) -> float:
@@ -183,7 +184,7 @@ class StudyProgress:
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "
-            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{kept}"
+            f"limit {output.nats(spec.kl_limit)}{kept}"
         )
         for note in event.notes:
             self.say(f"note: {output.plain(note)}")
@@ -206,7 +207,7 @@ class StudyProgress:
         running.began = running.began or time.monotonic()
         running.stepped = event
         if running.row.role is not Role.CONFIRM:
-            self._tell_cost(event.report)
+            self._tell_cost(event.report, running.reports)
         if self._live is None and time.monotonic() - running.printed_at >= LINE_SECONDS:
             running.printed_at = time.monotonic()
             cells = [f"trial {event.number:>3}", *filter(None, running.cells(self._spec))]
@@ -219,13 +220,13 @@ class StudyProgress:
             result = f"{output.plus_minus(row.value, row.value_se)} at KL {output.measured(row.kl)}"
             self._best[row.number] = rank, result
 
-    def _tell_cost(self, report: StepReport) -> None:
-        """Print the search's cost once, estimated from the first measured iteration."""
+    def _tell_cost(self, report: StepReport, reports: list[StepReport]) -> None:
+        """Print the search's cost once, estimated from the first iterations of a trial."""
         if self._evaluation_seconds is None:
             return
-        seconds = iteration_seconds(report)
+        reports.append(report)
         self._evaluation_seconds = report.metrics.get("time/evaluate", self._evaluation_seconds)
-        if report.step and math.isfinite(seconds):
+        if (seconds := usual_seconds(reports)) is not None:
             self.say(search_line(self._spec, seconds, self._evaluation_seconds))
             self._evaluation_seconds = None
 
@@ -289,7 +290,7 @@ def _count(row: TrialRow, tally: Tally) -> str:
     if row.role is Role.CONFIRM:
         return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
     if tally.total is None:
-        unit = "" if tally.unit == FULL_TRIALS else f" {tally.unit}"
+        unit = "" if tally.unit == FULL_TRIAL else f" {tally.unit}"
         return f"{tally.ended} ended, {tally.spent:.1f} of {tally.budget:g}{unit}"
     total = max(tally.total, tally.ended)
     return f"{tally.ended:>{len(str(total))}}/{total}"

@@ -108,7 +108,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         out.print("Checkpoints kept:")
     for episode, path in kept.items():
         out.print(f"  episode {episode}: {render.shown_path(path)}", soft_wrap=True)
-    for line in render.sample_lines(store.samples([trial.id])):
+    for line in render.sample_lines(store.samples([trial.id]), trial.value_step or None):  # 0: none trained has it
         out.print(line)
 
 

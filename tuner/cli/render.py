@@ -18,7 +18,7 @@ from ppo_core import output
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, plain, pluralize, plus_minus, short
+from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, nats, plain, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval
 from tuner.environment import shortened
@@ -86,7 +86,7 @@ def study_line(view: StudyView) -> str:
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
         f"{view.tally.text}, KL budget {short(view.spec.kl_budget)} and limit "
-        f"{short(view.spec.kl_limit)} {KL_UNIT}"
+        f"{nats(view.spec.kl_limit)}"
     )
 
 
@@ -214,7 +214,7 @@ def comparison_tables(
         "which is": lambda trial: numbers[trial.number].label,
         f"KL ({KL_UNIT})": lambda trial: numbers[trial.number].kl_text(kl),
         f"KL at its end ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
-        f"ends within {short(view.spec.kl_budget)} {KL_UNIT}": lambda trial: within[ends_within(trial, view.spec)],
+        f"ends within {nats(view.spec.kl_budget)}": lambda trial: within[ends_within(trial, view.spec)],
         "episodes": lambda trial: str(trial.episodes),
         "seconds": lambda trial: f"{trial.seconds:.0f}",
         "reason": _reason,
@@ -348,13 +348,19 @@ def evidence_table(reason: Reason) -> Table | None:
     return table
 
 
-def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
-    """Return the last evaluation's first samples: prompt, response, reward with its parts, and KL."""
+def sample_lines(rows: Sequence[Mapping[str, Any]], value_step: int | None, most: int = 3) -> list[Text]:
+    """Return the first samples of the evaluation that the trial's value comes from: prompt, response, reward with its
+    parts, and KL. They are of the nearest one that has any, or of the last where there is no value.
+    """
     if not rows:
         return []
-    last = max(row["step"] for row in rows)
-    lines = [Text(f"Samples at step {last}", style="bold")]
-    shown = [row for row in rows if row["step"] == last][:most]
+    steps = sorted({row["step"] for row in rows})
+    step = steps[-1] if value_step is None else min(steps, key=lambda each: abs(each - value_step))
+    why = "the last" if value_step is None else "that of its value"
+    if value_step not in (None, step):
+        why = f"the nearest stored to that of its value, {value_step}"
+    lines = [Text(f"Samples at step {step}, {why}", style="bold")]
+    shown = [row for row in rows if row["step"] == step][:most]
     rewards = output.reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
     for row, reward in zip(shown, rewards, strict=True):
         numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {pluralize(row['length'], 'token')}"

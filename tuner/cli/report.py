@@ -79,7 +79,7 @@ def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
 def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) -> None:
     """Print a study's answer after its whole configuration and what its run in the search came to."""
     trial = answer.trial
-    title = f"Within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
+    title = f"Within {output.nats(answer.kl_budget)}: {answer.name} ({answer.badge})"
     out.print(render.config_table(trial, view, title))
     out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
     if answer.checkpoint is not None:
@@ -104,7 +104,8 @@ def _test_line(answer: Answer) -> str:
     if isinstance(test, str):
         return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
-    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (once, after the search)."
+    prompts = output.pluralize(test.prompts, "test prompt")
+    return f"On {prompts}: {reward} at {kl} {output.KL_UNIT} (once, after the search)."
 
 
 def print_front(out: Console, store: Store, view: StudyView) -> None:
@@ -137,11 +138,12 @@ def no_winner(store: Store, view: StudyView) -> str:
     if failed := all_failed(view):
         reason = failed[0].reason
         why = "for an unknown reason" if reason is None else output.plain(reason.message)
-        how = "failed" if failed[0].status is Status.FAILED else "ended before their first update"
-        return f'All {len(failed)} trials of study "{name}" {how}: {why}'
+        how = "failed" if failed[0].status is Status.FAILED else "ended before the first update"
+        which = "The only trial" if len(failed) == 1 else f"All {len(failed)} trials"
+        return f'{which} of study "{name}" {how}: {why}'
     counts = Counter(trial.reason.rule if trial.reason else trial.shown_status for trial in view.trials)
     fates = ", ".join(f"{count} {fate}" for fate, count in counts.items())
-    budget = f"{output.short(view.spec.kl_budget)} {output.KL_UNIT}"
+    budget = output.nats(view.spec.kl_budget)
     within = f"is within the KL budget of {budget}: no trained checkpoint has so low a KL"
     if not any(map(is_sound, view.trials)):
         within = "ended soundly"

@@ -9,9 +9,10 @@ from ppo_core import checkpoint, output
 from ppo_core.cli import training
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, UNSET, RunParser, description, hyperparameters_of
 from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
-from ppo_core.cli.new_run import Start
+from ppo_core.cli.new_run import Start, in_words_of_flags
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
+from ppo_core.config.hyperparameters import FEW_ITERATIONS
 from ppo_core.data.prompts import PromptSource
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
@@ -43,31 +44,41 @@ def _guard(run: Run, kl_budget: float) -> Guard:
 
 
 def _further(run: Run) -> str | None:
-    """Return the commands of a study of the run's task, or None: it comes from a study, or its task is not a file."""
+    """Return the commands of a study of the run's task, or None: it comes from a study, or its task is not a file.
+
+    Its trials are as the run was, but at least so long that they can come to their KL target.
+    """
     file = Path(get_task(run.task).name)
     if run.origin is not None or file.suffix != ".toml":
         return None
+    given = dict(run.given)
+    if run.config.num_iterations() < FEW_ITERATIONS:
+        given["total_episodes"] = FEW_ITERATIONS * run.config.batch_sizes(1).batch_size
     if file.with_name(STUDY_FILE).exists():
-        fixed = params_line({key: value for key, value in run.given.items() if key != "seed"})
+        fixed = params_line({key: value for key, value in given.items() if key != "seed"})
         also = f" (its [fixed] takes what this run was given: {fixed})" if fixed else ""
         return to_copy(["run", str(shortened(file.with_name(STUDY_FILE)))]) + also
     parts = get_task(run.task).prepare
     if not isinstance(parts, Preparation) or file.parent != run.output.resolve():
         return None
-    if parts.prompts != PromptSource(parts.prompts.path, column=parts.prompts.column):  # new-task has no flags for more
+    prompts = parts.prompts
+    plain = PromptSource(prompts.path, column=prompts.column, max_prompt_tokens=prompts.max_prompt_tokens)
+    if prompts != plain:  # new-task has no flags for more
         return None
     name = f"{run.output.resolve().name}-study"
     words = ["new-task", name, "--policy", parts.policy]
     for part in parts.rewards:
         words += ["--reward", part.where]
-    words += ["--prompts", parts.prompts.path]
-    if parts.prompts.column is not None:
-        words += ["--prompt_column", parts.prompts.column]
+    words += ["--prompts", prompts.path]
+    if prompts.column is not None:
+        words += ["--prompt_column", prompts.column]
+    if prompts.max_prompt_tokens != PromptSource.max_prompt_tokens:
+        words += ["--max_prompt_tokens", str(prompts.max_prompt_tokens)]
     if run.kl_budget is not None:
         words += ["--kl_budget", f"{run.kl_budget:g}"]
     if run.device != DEVICES[0]:
         words += ["--device", run.device]
-    for key, value in run.given.items():
+    for key, value in given.items():
         words += [f"--{key}", UNSET[0] if value is None else str(value)]
     running = ["run", name]
     for tracker in run.report_to:
@@ -179,17 +190,19 @@ def new_task(args: argparse.Namespace) -> int:
     """Write a task's folder, and say what to run next."""
     folder = Path(args.name)
     try:
-        names = skeleton.write(
-            folder,
-            args.policy or skeleton.DEFAULT_POLICY,
-            rewards=args.reward or (),
-            prompts=args.prompts,
-            prompt_column=args.prompt_column,
-            kl_budget=args.kl_budget,
-            hyperparameters=hyperparameters_of(vars(args)),
-            device=None if args.device is None else require_device(args.device, "--device"),
-            progress=lambda what, share: print(f"preparing:  {output.plain(what)}"),
-        )
+        with in_words_of_flags(str(folder)):
+            names = skeleton.write(
+                folder,
+                args.policy or skeleton.DEFAULT_POLICY,
+                rewards=args.reward or (),
+                prompts=args.prompts,
+                prompt_column=args.prompt_column,
+                max_prompt_tokens=args.max_prompt_tokens,
+                kl_budget=args.kl_budget,
+                hyperparameters=hyperparameters_of(vars(args)),
+                device=None if args.device is None else require_device(args.device, "--device"),
+                progress=lambda what, share: print(f"preparing:  {output.plain(what)}"),
+            )
     except PPOTunerError:
         raise
     except OSError as error:  # it names a generated file

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short
+from ppo_core.output import decimals, fixed, measured, nats, pluralize, plus_minus, short
 from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
@@ -128,7 +128,7 @@ class Answer:
     @property
     def evidence(self) -> str:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
-        confirmed, budget = self.confirmed, f"of {short(self.kl_budget)} {KL_UNIT}"
+        confirmed, budget = self.confirmed, f"of {nats(self.kl_budget)}"
         if self.kl_budget != self.first_budget:
             budget += f" (trials aim at the first budget, {short(self.first_budget)})"
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
@@ -177,7 +177,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, result.longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
-            text = "That is within its noise. See its samples, and what to change:"
+            text = "That is within its noise. What to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     stands = standing(trial)
@@ -246,7 +246,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
         yield f"It breaks: {one.breaking}.", ()
     course = course_of(store, one.trial, view)
     if (finding := hacked(course)).verdict == "repeated":
-        yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", ()
+        yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", _samples(view, one.trial)
     best = view.best()
     if best is not None and _is_newer(view, best, done, one):
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
@@ -273,7 +273,7 @@ def _of_one_seed(
     if isinstance(test, OnTest) and not is_within(test.kl, test.kl_se, kl_budget):
         yield f"On the test prompts its KL is {_over(test.kl, test.kl_se, kl_budget)}.", confirm
     if (finding := hacked(course_of(store, trial, view))).verdict == "suspect":
-        yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", confirm
+        yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", _samples(view, trial)
     if not is_over:
         words = {"unfinished": ("run", name), "paused": ("resume", name)}.get(view.state, ())
         yield "The search is not finished.", words
@@ -284,12 +284,17 @@ def _of_one_seed(
     yield "The highest of many values on one seed is partly luck: confirm it.", confirm
 
 
+def _samples(view: StudyView, trial: TrialRow) -> tuple[str, ...]:
+    """Return the words of the command that shows a trial's samples."""
+    return ("show", view.row.name, str(trial.number))
+
+
 def _over(kl: float | None, se: float | None, budget: float) -> str:
     """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.970 + 0.090, over 3`."""
     if kl is None:
         return "unknown"
     text = measured(kl) if kl > budget else plus_minus(kl, se).replace("±", "+")
-    return f"{text}, over {short(budget)} {KL_UNIT}"
+    return f"{text}, over {nats(budget)}"
 
 
 def _is_newer(view: StudyView, best: TrialRow, done: result.Confirmation, confirmed: result.Confirmed) -> bool:

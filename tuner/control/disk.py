@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from ppo_core.cli.training import seconds_left
-from ppo_core.output import duration
+from ppo_core.output import duration, pluralize
 from tuner.engine.run_trial import OWN_FRONT
+from tuner.judge.scoring import FULL_TRIAL
 from tuner.judge.scoring import MOST_ON_FRONT as FRONT
 from tuner.study.spec import StudySpec
 
@@ -59,6 +60,6 @@ def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
     trials = full_trials(spec, run)
     whole = trials * run * spec.gpus_per_trial
     return (
-        f"the whole search: about {duration(whole)} of device time, {trials:.3g} full trials of "
+        f"the whole search: about {duration(whole)} of device time, {pluralize(trials, FULL_TRIAL)} of "
         f"{duration(run)}, by an iteration of {iteration:.2g} s and an evaluation of {evaluation:.2g} s"
     )

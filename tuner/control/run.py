@@ -12,6 +12,7 @@ from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError, StudyError, first_line
 from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import get_task
+from ppo_core.output import pluralize
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
@@ -119,7 +120,8 @@ def run_study(
             others = sorted({row.threads for row in study.rows} - {limits.threads})
             if others:
                 kept = ", ".join(map(str, others))
-                notes.append(f"new trials have {limits.threads} CPU threads each; those of {kept} keep them")
+                threads = pluralize(limits.threads, "CPU thread")
+                notes.append(f"new trials have {threads} each; those of {kept} keep them")
             progress = tally(study.rows, study.spec)
             if plan is not None:
                 notes.append(cost_line(wanted, study.rows, count))
@@ -187,7 +189,8 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
         return None
     most = len(gpus) // ranks * trials_per_gpu
     if most == 0:
-        raise ConfigError(f"gpus_per_trial = {ranks} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
+        there = f"{pluralize(len(gpus), 'GPU')} ({', '.join(gpus)})"
+        raise ConfigError(f"gpus_per_trial = {ranks} is not allowed with {there}")
     if workers is not None and workers > most:
         per_gpu = "one per GPU" if trials_per_gpu == 1 else f"{trials_per_gpu} per GPU"
         share = f"{ranks} GPUs per trial" if ranks > 1 else per_gpu

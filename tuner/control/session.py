@@ -13,6 +13,7 @@ from typing import Any
 from ppo_core.config.hyperparameters import PPOConfig, inert
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
 from ppo_core.loading.digest import changes
+from ppo_core.output import nats
 from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
@@ -262,7 +263,7 @@ def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
         raise StudyError(f'warm_start "{name}": {error}') from None
     best = view.best()
     if best is None:
-        budget = f"its KL budget of {view.spec.kl_budget:g} nats per response"
+        budget = f"its KL budget of {nats(view.spec.kl_budget)}"
         raise StudyError(f'warm_start "{name}": study "{study}" has no best trial: none is within {budget}')
     config = PPOConfig.from_dict(best.config)
     sizes = config.batch_sizes(world_size=1)

@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
+from ppo_core.output import pluralize
 from ppo_core.report import NextMove
 from tuner.engine import protocol
 from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
@@ -340,7 +341,7 @@ def _lack(busy: _Busy) -> str:
     """Return a line on the resources that a job needs and those free in the cluster."""
     share, free, total = busy.relay.share, ray.available_resources(), ray.cluster_resources()
     amounts = {unit: count for unit, count in (("CPU", share.cpus), ("GPU", share.gpus)) if count}
-    needs = " and ".join(f"{count:g} {unit}{'' if count == 1 else 's'}" for unit, count in amounts.items())
-    rest = " and ".join(f"{free.get(unit, 0):g} of {total.get(unit, 0):g} {unit}s" for unit in amounts)
+    needs = " and ".join(pluralize(count, unit) for unit, count in amounts.items())
+    rest = " and ".join(f"{free.get(unit, 0):g} of {pluralize(total.get(unit, 0), unit)}" for unit in amounts)
     where = f"node {busy.relay.node}" if busy.relay.node else "one node"
-    return f"waiting for the cluster: {_who(busy.job)} needs {needs} of {where}; {rest} are free in the cluster"
+    return f"waiting for the cluster: {_who(busy.job)} needs {needs} of {where}; free in the cluster: {rest}"

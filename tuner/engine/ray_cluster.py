@@ -72,7 +72,7 @@ class RayCluster:
         """Nodes for trials, such as `Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`."""
         nodes = self.nodes()
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-        return f"Ray cluster: {pluralize(len(nodes), 'node')}, {cpus:g} CPUs, {gpus:g} GPUs"
+        return f"Ray cluster: {pluralize(len(nodes), 'node')}, {pluralize(cpus, 'CPU')}, {pluralize(gpus, 'GPU')}"
 
     def threads_per_trial(self, workers: int) -> int:
         """Return the most threads that each of `workers` simultaneous trials can have; at least 1."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppo_core import __version__
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.output import KL_UNIT, short
+from ppo_core.output import KL_UNIT, nats
 from tuner.confirm.answer import Answer, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.judge import forks
@@ -83,7 +83,7 @@ def _facts(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, an
         result = f"Reward {number.text()} at KL {number.kl_text()} {KL_UNIT}, {number.label}"
         if not has_value:
             result = f"It has no value yet (status {trial.shown_status})"
-        yield f"{result}; the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}."
+        yield f"{result}; the KL budget is {nats(view.spec.kl_budget)}."
     if has_value and (answer is None or answer.confirmed is None):
         yield from _checkpoint_facts(trial, config, forks.value_checkpoint(store, view.row, trial))
     elif answer is not None and answer.confirmed is not None and max(answer.confirmed.episodes.values()) < whole:

@@ -14,7 +14,7 @@ from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, decimals, fixed, measured, short
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, nats, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Finding, Step, values
 from tuner.judge.results import StudyView
@@ -253,7 +253,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
         return None
     share = course.over_limit_at
     if share is not None and share <= course.window(rules.EARLY) / course.checked.num_iterations():
-        limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
+        limit = nats(course.spec.kl_limit)
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
         return course.change(SIGNS["kl_early"], text)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ppo_core.output import plus_minus
+from ppo_core.output import pluralize, plus_minus
 from tuner.judge.best import standing
 from tuner.judge.scoring import evaluations_of, is_finite
 from tuner.store import Store, TrialRow
@@ -60,7 +60,8 @@ class Difference:
     @property
     def basis(self) -> str:
         """Basis of the standard error, in words."""
-        return f"paired on {self.prompts} eval prompts" if self.prompts else "not paired, so rather too large"
+        prompts = pluralize(self.prompts, "eval prompt")
+        return f"paired on {prompts}" if self.prompts else "not paired, so rather too large"
 
 
 def improvement(store: Store, trial: TrialRow) -> Difference | None:

@@ -152,7 +152,7 @@ def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
     )
 
 
-FULL_TRIALS = "full trials"
+FULL_TRIAL = "full trial"
 LEAST_SECONDS = 1.0
 """Least that a budget in time is charged for a trial that ended, or trials that fail at once would never spend it."""
 
@@ -174,8 +174,8 @@ class Tally:
     """Confirming runs that have ended."""
     under_way: float = 0.0
     """Progress of running trials since the others were counted, in trials of full length."""
-    unit: str = FULL_TRIALS
-    """Of the budget: FULL_TRIALS, or that of its time."""
+    unit: str = FULL_TRIAL
+    """Of the budget: FULL_TRIAL, or that of its time."""
     running: float = 0.0
     """Time of running trials since the others were counted, in the unit of a budget in time."""
 
@@ -190,7 +190,9 @@ class Tally:
             parts = [f"{pluralize(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.budget is not None:
             since = self._since if self.confirmed >= self.confirming else 0.0
-            parts.append(f"{self.spent + since:.1f} of {self.budget:g} {self.unit} spent")
+            in_trials = self.unit == FULL_TRIAL
+            whole = pluralize(self.budget, FULL_TRIAL) if in_trials else f"{self.budget:g} {self.unit}"
+            parts.append(f"{self.spent + since:.1f} of {whole} spent")
         if self.confirming:
             parts.append(f"{self.confirmed} of {pluralize(self.confirming, 'confirming run')} ended")
         return ", ".join(parts)
@@ -201,13 +203,13 @@ class Tally:
         if self.confirmed < self.confirming:
             return min(1.0, (self.confirmed + self.under_way) / self.confirming)
         spent = 0.0 if self.budget is None else (self.spent + self._since) / self.budget
-        in_trials = self.budget is not None and self.unit == FULL_TRIALS  # at most what all of them cost
+        in_trials = self.budget is not None and self.unit == FULL_TRIAL  # at most what all of them cost
         ended = (self.ended + self.under_way) / self.total if self.total and not in_trials else 0.0
         return min(1.0, max(spent, ended))
 
     @property
     def _since(self) -> float:
-        return self.under_way if self.unit == FULL_TRIALS else self.running
+        return self.under_way if self.unit == FULL_TRIAL else self.running
 
 
 def charged(row: TrialRow, whole: int) -> int:
@@ -247,7 +249,7 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
         total=None if spec.trials is None else spec.trials + sum(not row.counts_toward_total for row in searched),
         spent=spent,
         budget=spec.most_spent if time is None else time.amount,
-        unit=FULL_TRIALS if time is None else time.unit,
+        unit=FULL_TRIAL if time is None else time.unit,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),
     )

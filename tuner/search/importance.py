@@ -143,8 +143,8 @@ def certainty(importances: Sequence[Importance], count: int, label: Callable[[st
     """Return in words how certain this is at `count` usable trials; `label` names a hyperparameter."""
     sure = [label(item.name) for item in importances if item.is_sure]
     read = min(count, MOST)
-    which = f"{read} trials" if read == count else f"{read} of {count:,} trials, spread evenly over the study,"
-    size = f"With {which} and {len(importances)} searched hyperparameters"
+    which = pluralize(read, "trial") if read == count else f"{read} of {count:,} trials, spread evenly over the study,"
+    size = f"With {which} and {pluralize(len(importances), 'searched hyperparameter')}"
     if not sure:
         return f"{size}, none stands out from chance: do not rely on this order."
     return (

@@ -17,7 +17,7 @@ from ppo_core.data.task import Task
 from ppo_core.errors import ConfigError, first_line
 from ppo_core.loading import digest
 from ppo_core.loading.task_file import KL_LIMIT, budget_note
-from ppo_core.output import short
+from ppo_core.output import pluralize, short
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
 from tuner.environment import STUDY_FILE, to_copy
@@ -138,7 +138,7 @@ class StudySpec:
             notes.append(f"{start.name} is left out: {why}")
         room = len(self.starts) if self.trials is None else max(0, self.trials - 1 - bool(self.baseline))
         if room < len(self.starts):
-            notes.append(f"trials = {self.trials} leaves room for {room} of {len(self.starts)} starts")
+            notes.append(f"trials = {self.trials} leaves room for {room} of {pluralize(len(self.starts), 'start')}")
         reference = {"": self.reference_params()} | ({"baseline": self.baseline_params()} if self.baseline else {})
         for name, params in (self._listed_params or reference).items():
             notes += [f"{name}: {line}" if name else line for line in cautions(self.config(params))]
@@ -431,7 +431,7 @@ class StudySpec:
             "spends its whole budget (--whole-budget, stop_early = false)": "no" if self.stop_early else "yes",
             "kl.budget": self.kl_budget,
             **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
-            "sampler": f"{self.sampler.name} after {self.sampler.startup_trials} trials",
+            "sampler": f"{self.sampler.name} after {pluralize(self.sampler.startup_trials, 'trial')}",
         }
 
     def _must_stay(self) -> dict[str, object]:

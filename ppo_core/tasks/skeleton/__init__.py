@@ -47,6 +47,7 @@ def write(
     rewards: Sequence[str] = (),
     prompts: str | None = None,
     prompt_column: str | None = None,
+    max_prompt_tokens: int | None = None,
     kl_budget: float | None = None,
     hyperparameters: Mapping[str, HyperValue] = MappingProxyType({}),
     device: str | None = None,
@@ -58,8 +59,9 @@ def write(
     it is read: what cannot be trained is refused, and the response length fits. Paths are relative to the working
     directory.
 
-    `rewards` and `prompts` are named as in a task file; without both they are the example. `kl_budget` is in nats per
-    response, `hyperparameters` replace what suits the policy's size, and `device` is the study's.
+    `rewards` and `prompts` are named as in a task file; without both they are the example. Of prompts longer than
+    `max_prompt_tokens` none is kept. `kl_budget` is in nats per response, `hyperparameters` replace what suits the
+    policy's size, `device` is the study's, and `progress` is told what is found in one's own prompts.
 
     Raises:
         TaskError: the folder's name is not allowed, the folder is not empty or cannot be written, or prompts or rewards
@@ -75,7 +77,7 @@ def write(
     if kl_budget is not None:
         values |= {"kl_budget": kl_budget, "kl_limit": KL_LIMIT * kl_budget, "kl_target": KL_TARGET * kl_budget}
     if prompts is not None:
-        values |= _own(rewards, prompts, prompt_column)
+        values |= _own(rewards, prompts, {"column": prompt_column, "max_prompt_tokens": max_prompt_tokens})
     reference_values = dict(hyperparameters)
     top = {"seed": reference_values.pop("seed", None), "device": device}
     values["more"] = tomli_w.dumps({key: value for key, value in top.items() if value is not None})
@@ -94,14 +96,15 @@ def write(
     return sorted(item.name for item in folder.iterdir())
 
 
-def _own(rewards: Sequence[str], prompts: str, column: str | None) -> dict[str, str]:
-    """Return the task file's values of one's own rewards and prompts."""
+def _own(rewards: Sequence[str], prompts: str, more: Mapping[str, str | int | None]) -> dict[str, str]:
+    """Return the task file's values of one's own rewards and prompts, with `more` keys on these unless None."""
     parts = read_reward(named_rewards(rewards), Path.cwd(), "--reward")
     tables = [f'{{ where = "{_toml(part.where)}", name = "{part.name}" }}' for part in parts]
-    path = f'"{_toml(data_place(prompts, Path.cwd(), "--prompts"))}"'
+    path = json.dumps(data_place(prompts, Path.cwd(), "--prompts"))
+    stated = "".join(f", {key} = {json.dumps(value)}" for key, value in more.items() if value is not None)
     return {
         "reward": f'"{_toml(parts[0].where)}"' if len(parts) == 1 else f"[{', '.join(tables)}]",
-        "prompts": path if column is None else f'{{ path = {path}, column = "{_toml(column)}" }}',
+        "prompts": f"{{ path = {path}{stated} }}" if stated else path,
         "example": "",
     }
 
