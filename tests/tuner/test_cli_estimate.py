@@ -141,7 +141,7 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_trial(monkeypatch: pytest
             progress(TrialStarted(running(number, {}), None))
         for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
             for number in (4, 5):
-                times["time/generate"] = 300.0 if step == 0 else 3.0
+                times["time/generate"] = 300.0 if step == 1 else 3.0
                 readings = {"objective/scores": 0.5, "objective/kl_exact": 2.0, "objective/kl_coef": 0.05, **times}
                 progress(TrialStepped(number, StepReport(step, 100 + 32 * step, readings), 8))
     lines = [line.split() for line in out.getvalue().splitlines() if line.startswith("trial ")]
