@@ -19,6 +19,9 @@ from ppo_core.models import fsdp as sharding
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic
 
+BUCKET = 2**24
+"""Gradients summed at once: adapters are hundreds of small matrices, and a message each costs more than its sum."""
+
 
 class Optimizers:
     """A run's optimizers. Critic-free runs have none for the critic."""
@@ -56,9 +59,18 @@ class Optimizers:
     @torch.no_grad()
     def add_up_gradients(self, world: World) -> None:
         """Sum the gradients of all processes; those of sharded weights were summed in the backward pass."""
-        for parameter in self._names if world.size > 1 else ():
-            if parameter.grad is not None and not isinstance(parameter, DTensor):
-                parameter.grad.copy_(world.sum(parameter.grad))
+        if world.size == 1:
+            return
+        buckets: list[list[Tensor]] = [[]]
+        for grad in (each.grad for each in self._names if not isinstance(each, DTensor)):
+            if grad is not None:
+                if sum(each.numel() for each in buckets[-1]) > BUCKET:
+                    buckets.append([])
+                buckets[-1].append(grad)
+        for bucket in filter(None, buckets):
+            total = world.sum(torch.cat([grad.flatten() for grad in bucket]))
+            for grad, part in zip(bucket, total.split([grad.numel() for grad in bucket]), strict=True):
+                grad.copy_(part.view_as(grad))
 
     def step(self, *, policy_learns: bool = True) -> dict[str, Tensor] | None:
         """Clip, step and clear; without `policy_learns` the policy is unchanged.

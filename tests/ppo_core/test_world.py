@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ppo_core import PPOConfig
+from ppo_core.algorithm import optim
 from ppo_core.algorithm.advantages import masked_var, masked_whiten
 from ppo_core.algorithm.experience import build_experience, critic_metrics, part_metrics, rollout_metrics, token_kl
 from ppo_core.algorithm.optim import Optimizers
@@ -172,7 +173,11 @@ def test_scores_of_all_processes_are_counted_in_the_order_of_ranks(mode: Normali
     assert [found for _, found in parts] == [state, state]
 
 
-def test_gradients_of_all_processes_add_up_to_the_whole_mini_batchs(tiny: TaskModels) -> None:
+@pytest.mark.parametrize("bucket", [optim.BUCKET, 64])
+def test_gradients_of_all_processes_add_up_to_the_whole_mini_batchs(
+    tiny: TaskModels, bucket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim, "BUCKET", bucket)
     config = replace(BASE, num_ppo_epochs=1, mini_batch_size=16, entropy_coef=0.1, use_kl_loss=True, kl_estimator="k2")
     whole = build_network(config, tiny.reference, None)
     _, experience = collect(tiny, whole, config)
