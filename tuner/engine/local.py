@@ -110,7 +110,6 @@ class LocalEngine(Engine):
         busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for job in self._wait(timeout):
             yield job, self._receive(job)
         for job, busy in list(self._busy.items()):
