@@ -341,8 +341,8 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
     either.add_argument(
         "--to",
         metavar="TRAINER",
-        type=arguments.trainer,
-        help=f"one configuration to launch: one of {', '.join(TRAINERS)}",
+        type=kinds.trainer,
+        help=f"a configuration to launch: one of {', '.join(TRAINERS)}",
     )
     export.add_argument(
         "-o",
