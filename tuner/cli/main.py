@@ -339,10 +339,7 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
     )
     either.add_argument(
-        "--to",
-        metavar="TRAINER",
-        type=kinds.trainer,
-        help=f"a configuration to launch: one of {', '.join(TRAINERS)}",
+        "--to", metavar="TRAINER", type=kinds.trainer, help=f"a configuration for one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",

@@ -52,7 +52,6 @@ class LocalEngine(Engine):
     """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
     def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet; ConfigError for too few or too many workers, or no GPU to share."""
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock

@@ -159,7 +159,6 @@ class RayEngine(Engine):
         self._results.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
-        """Kill all workers and their actors."""
         for relay in (*self._idle, *(busy.relay for busy in self._busy)):
             _kill(relay)
         self._idle, self._busy = [], []
