@@ -5,6 +5,7 @@ import re
 
 from ppo_core.errors import ConfigError, nearest
 from tuner.environment import STORAGE_VARIABLE
+from tuner.exchange import TRAINERS
 from tuner.study.study_file import BUDGET_IS, Time, read_budget
 
 STORAGE_HELP = (
@@ -23,6 +24,12 @@ def trial_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a trial number: a whole number of at least 0")
     return int(text)
+
+
+def trainer(text: str) -> str:
+    if text not in TRAINERS:
+        raise _refusal(text, f"one of {', '.join(TRAINERS)}{nearest(text, TRAINERS)}")
+    return text
 
 
 def gpus(text: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positiv
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
 from ppo_core.report import DEVICES
+from tuner.cli import arguments as kinds
 from tuner.cli.arguments import LOCAL, RAY, RAY_CLIENT, STORAGE_HELP, budget, duration, engine, gpus, trial_number
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.environment import PROG, to_copy
@@ -340,7 +341,7 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
     )
     either.add_argument(
-        "--to", metavar="TRAINER", choices=TRAINERS, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
+        "--to", metavar="TRAINER", type=kinds.trainer, help=f"a configuration for one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",

@@ -52,7 +52,6 @@ class LocalEngine(Engine):
     """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
     def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet; ConfigError for too few or too many workers, or no GPU to share."""
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
@@ -110,7 +109,6 @@ class LocalEngine(Engine):
         busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for job in self._wait(timeout):
             yield job, self._receive(job)
         for job, busy in list(self._busy.items()):

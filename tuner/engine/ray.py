@@ -115,10 +115,7 @@ class RayEngine(Engine):
             _kill(self._idle.pop(0))
 
     def start(self, job: protocol.Job) -> None:
-        """Give a job to a worker once the cluster has room for it.
-
-        A task is prepared on the nodes that have room, until one is ready; on any other one before its first trial.
-        """
+        """Give a job to a worker once there is room; a task is prepared on all nodes with room."""
         share = self._share(job)
         job = replace(job, folder=job.folder.absolute())
         if isinstance(job, protocol.PrepareTask):
@@ -146,7 +143,6 @@ class RayEngine(Engine):
             busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, protocol.Message]]:
-        """Wait up to `timeout` seconds for messages; a worker that has owed one for too long is killed, and `Lost`."""
         for busy, result in self._wait(timeout):
             if busy in self._busy and busy.result is result:  # ignore calls given up meanwhile
                 message = self._receive(busy, result)
@@ -164,7 +160,6 @@ class RayEngine(Engine):
         self._results.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
-        """Kill all workers and their actors."""
         for relay in (*self._idle, *(busy.relay for busy in self._busy)):
             _kill(relay)
         self._idle, self._busy = [], []
