@@ -114,7 +114,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (at most 66%)).",
         f"{ON_FRESH}1.000 [0.983, 1.017]",
-        "A gain of 0.075, 10% of training's, won't show on 40 seeds.",
+        "A gain of 0.075, 10% of training's, can't be told from none on 40 seeds.",
         "train --from ten 0",
     ),
     "over": (
