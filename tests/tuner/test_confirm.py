@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,9 @@ from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
 from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
 from tuner.confirm.result import Confirmation, Confirmed, Readings, confirmations, error_of_look, pooled, share_at_most
-from tuner.control.events import StudyWarned
 from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
-from tuner.store import OnTest, Store, TrialRow
+from tuner.store import OnTest, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 
@@ -378,20 +376,6 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
         replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
-
-
-def test_runs_whose_checkpoints_are_gone_are_named(tmp_path: Path) -> None:
-    run(tmp_path, spec())
-    run(tmp_path, spec(), plan=PLAN, from_file=False)
-    lost = next(row for row in rows(tmp_path) if row.role is Role.CONFIRM)
-    with Store.open(storage(tmp_path))._engine.begin() as connection:
-        connection.exec_driver_sql(f"DELETE FROM ppo_test_readings WHERE trial_id = {lost.id}")
-    shutil.rmtree(tmp_path / "runs" / NAME / str(lost.number))
-    for plan in (PLAN, None):
-        finished, events = run(tmp_path, spec(), plan=plan, from_file=False)
-        told = [event.message for event in events if isinstance(event, StudyWarned)]
-        assert finished and len(told) == 1 and told[0].startswith(f"trial {lost.number}: not evaluated")
-        assert f"ppo-tuner confirm {NAME} --seeds 3" in told[0]
 
 
 def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def _fixed_text(fixed: Mapping[str, HyperValue], *, is_own: bool) -> str:
 
 
 def _origins(imported: Imported) -> Iterator[str]:
-    """Yield lines on each value's keys, and on the keys that are not taken."""
     for name, value in imported.values.items():
         end = "; not in the baseline: all trials of a study share it" if name in RUN_LENGTH else ""
         yield f"{name} = {json.dumps(value)} from {imported.origins[name]}{end}"

@@ -42,7 +42,6 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _confirms_deletion(store: Store, study: StudyRow, keep_files: bool) -> bool:
-    """Ask for confirmation; True if the study's name was typed. ConfigError without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = pluralize(len(store.trials(study)), "trial")

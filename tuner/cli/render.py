@@ -180,7 +180,6 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec, *, in_pipe: bool 
 
 
 def _broken(name: str) -> str:
-    """Break a hyperparameter's name after underscores, for a narrow column."""
     lines = textwrap.wrap(name.replace("_", "_ "), 8, break_long_words=False)
     return "\n".join(line.replace("_ ", "_") for line in lines)
 

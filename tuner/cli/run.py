@@ -119,7 +119,6 @@ def _show_confirmed(args: argparse.Namespace) -> int:
 
 
 def _print_confirmed(store: Store, found: Sequence[Confirmation], answer: Answer | None) -> None:
-    """Print confirmations, and then the study's answer, which follows from all of them."""
     out = output.console()
     stated = None if answer is None or answer.confirmed is None else answer.confirmed.length
     for confirmation in found:  # the answer states the verdict for its own length
@@ -238,7 +237,6 @@ def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _ray_cluster(engine: str) -> "RayCluster":
-    """Return the cluster that `--engine` names, which is not connected yet."""
     try:
         from tuner.engine.ray_cluster import RayCluster
     except ModuleNotFoundError as error:

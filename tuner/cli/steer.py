@@ -70,7 +70,6 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _decided(store: Store, view: StudyView, order: Order) -> Order:
-    """Wait for the order's decision; return it undecided if no controller answers."""
     deadline = time.monotonic() + WAIT_SECONDS
     while order.state is OrderState.WAITING and time.monotonic() < deadline:
         if not store.study(view.row.name).has_controller:

@@ -275,7 +275,6 @@ class _Judge:
 
 
 def _worst(finding: Finding) -> Symptom:
-    """Return the symptom that went farthest towards its limit; the KL has a gate of its own."""
     signs = (sign for sign in finding.readings if sign.is_worse is not None and sign.name != "KL")
     return max(signs, key=lambda sign: sign.way, default=Symptom("nothing", None, "read", "nothing read"))
 

@@ -266,7 +266,6 @@ class TrialLoop:
         return self._running.keys() | self._starting
 
     def _begin(self, number: int, resume_point: Future[tuple[Path, int] | None]) -> None:
-        """Start a trial from its last checkpoint, if any, unless an order or a stop forbids it."""
         self._starting.discard(number)
         error = resume_point.exception()
         if error is not None and is_outage(error):

@@ -159,7 +159,6 @@ class LocalEngine(Engine):
         return min(self._gpus, key=lambda gpus: taken[gpus])
 
     def _receive(self, job: JobId) -> Message:
-        """Return the next message of the job's worker, and free the worker if that ended its job."""
         busy = self._busy[job]
         message = busy.worker.receive()
         busy.watch.heard(message, self._clock())

@@ -231,7 +231,6 @@ class RayEngine(Engine):
         return [each for each in results if each is not None]
 
     def _receive(self, busy: _Busy, result: "Future[Any]") -> protocol.Message | None:
-        """Convert a call's result to a message for the controller, or None; then ask the worker for the next."""
         try:
             message: protocol.Message | Greeting = result.result()
         except RayError as error:
@@ -333,7 +332,6 @@ def _who(job: protocol.Job) -> str:
 
 
 def _lack(busy: _Busy) -> str:
-    """Return a line on the resources that a job needs and those free in the cluster."""
     share, free, total = busy.relay.share, ray.available_resources(), ray.cluster_resources()
     amounts = {unit: count for unit, count in (("CPU", share.cpus), ("GPU", share.gpus)) if count}
     needs = " and ".join(pluralize(count, unit) for unit, count in amounts.items())

@@ -139,7 +139,6 @@ def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:
-    """Return the next new trial: listed, the reference, the baseline, a start, or one to be proposed."""
     count = len(counting_trials(rows))
     if spec.listed:
         return New(spec.listed[count].params, Origin.LISTED, spec.listed[count].label)

@@ -19,7 +19,7 @@ from ppo_core.output import pluralize
 from tuner.judge.scoring import is_finite
 from tuner.search.optuna_trials import OptunaReport, frozen
 from tuner.store import TrialRow
-from tuner.study.space import read_by_sampler, sampler_space
+from tuner.study.space import for_sampler
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -69,7 +69,7 @@ class Importance:
 
 
 def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials that completed or were stopped with a value, a KL at the end and all that is searched."""
+    """Return the trials that completed or were stopped with a value and a KL at the end, and were not forked."""
     return [
         row
         for row in trials
@@ -77,7 +77,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
         and row.informs_sampler
         and is_finite(row.value)
         and is_finite(row.end_kl)
-        and read_by_sampler(spec.search, row.params) is not None
+        and for_sampler(spec.search, row.params)[0]
     ]
 
 
@@ -102,10 +102,9 @@ def importances(
     """
     if len(trials) > MOST:
         trials = [trials[index] for index in np.linspace(0, len(trials) - 1, MOST).astype(int)]
-    space = sampler_space(spec.search)
-    read = [read_by_sampler(spec.search, row.params) or {} for row in trials]
     reports = [OptunaReport(TrialState.COMPLETE, row.value or 0.0) for row in trials]
-    observed = [frozen(report, (params, space)) for report, params in zip(reports, read, strict=True)]
+    encoded = [for_sampler(spec.search, row.params) for row in trials]
+    observed = [frozen(report, each) for report, each in zip(reports, encoded, strict=True)]
     losses: dict[Outcome, np.ndarray] = {
         "reward": np.array([-(row.value or 0.0) for row in trials]),
         "KL": np.array([row.end_kl or 0.0 for row in trials]),

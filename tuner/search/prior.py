@@ -79,7 +79,6 @@ def _value(name: str, span: Range, point: float) -> int | float:
 
 
 def _at(name: str, span: Dimension, share: float) -> HyperValue:
-    """Return the value at a share (0 to 1) of the range's axis, or of the list of choices."""
     if isinstance(span, Choices):
         return span.values[int(share * len(span.values))]
     low, high = _ends(name, span)

@@ -126,7 +126,6 @@ def _teaches(spec: StudySpec, row: TrialRow) -> bool:
 
 
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
-    """Return the values of the best sound trial that has ended; those of the reference before there is one."""
     ended = [row for row in rows if row.status.is_final and is_sound(row) and _teaches(spec, row)]
     best = max(ended, key=lambda row: (row.value or 0.0, -row.number), default=None)
     return spec.config({}).to_dict() if best is None else {**best.config, **best.params}

@@ -112,7 +112,6 @@ class Replay:
 
 
 def _key(event: TrialRow | Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return all that a pruner is told of an event, which compares by value."""
     if isinstance(event, TrialRow):
         return event.id, event.status, repr(event.value)
     return event["trial_id"], event["step"], *map(repr, (event["eval/reward"], event["eval/kl"], event["eval/kl_se"]))

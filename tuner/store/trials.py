@@ -303,14 +303,12 @@ def step_columns(report: StepReport) -> dict[str, Any]:
 
 
 def _trial_row(row: Row[Any], has_controller: bool = True) -> TrialRow:
-    """Convert a row of the trials table; `has_controller`: a controller runs its study."""
     values = row._mapping
     typed = {name: None if values[name] is None else convert(values[name]) for name, convert in _TYPES.items()}
     return TrialRow(**{**values, **typed}, is_interrupted=not has_controller and typed["status"] is Status.RUNNING)
 
 
 def _to_reason(stored: Mapping[str, Any]) -> Reason:
-    """Decode a stored reason, in which numbers that are not finite are text."""
     numbers = {name: _number(stored.get(name)) for name in ("value", "limit")}
     evidence = tuple({name: _number(value) for name, value in reading.items()} for reading in stored["evidence"])
     return Reason(**{**stored, **numbers, "evidence": evidence})

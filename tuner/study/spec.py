@@ -549,7 +549,6 @@ def require_stated_mini_batch(given: Mapping[str, HyperValue], config: PPOConfig
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
-    """Return a trial's mini-batch size, at most its rollout batch."""
     mini, batch = values.get("mini_batch_size"), values.get("batch_size")
     if batch is None and values.get("gradient_accumulation_steps") is None:
         batch = DEFAULT_BATCH_SIZE
