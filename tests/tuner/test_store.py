@@ -175,6 +175,8 @@ def test_an_attempt_drops_what_lies_after_its_checkpoint(store: Store) -> None:
     for step in range(5):
         samples = (Sample(0, "p", f"r{step}", 1.0, 2.0, 3),)
         store.add_step(lease, trial.id, StepReport(step, 16 * step, {"objective/kl_exact": 0.5 * step}, samples), 2.0)
+    for step in (0, 1):
+        store.add_test_reading(lease, trial.id, step, None, "gone")
     assert store.last_step(trial.id) == 4 and store.trial(store.study("a"), 0).episodes == 64
     store.begin_attempt(lease, store.trial(store.study("a"), 0), 2)
     assert [row["step"] for row in store.steps([trial.id], [])] == [0, 1, 2]
@@ -183,6 +185,7 @@ def test_an_attempt_drops_what_lies_after_its_checkpoint(store: Store) -> None:
     assert (row.attempts, row.episodes, row.seconds) == (2, 32, 10.0)  # what was lost was paid for all the same
     store.begin_attempt(lease, store.trial(store.study("a"), 0), None)
     assert store.last_step(trial.id) is None and store.trial(store.study("a"), 0).episodes == 0
+    assert list(store.test_readings([trial.id])) == [(trial.id, 0)], "the SFT policy's, which is the same"
 
 
 def test_a_fork_has_its_parents_steps_and_episodes_up_to_where_it_begins(store: Store) -> None:
