@@ -38,10 +38,11 @@ def constants() -> Iterator[Constant]:
     """Yield the numbers that are constants of modules, or defaults of classes, and the limits of the rules."""
     root = Path(__file__).parent.parent.parent
     for path in sorted(path for pattern in FILES for path in root.glob(pattern)):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
         module = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
         for body in [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]:
-            yield from _declared(body, module, is_module=body is tree.body)
+            yield from _declared(body, text.splitlines(), module, is_module=body is tree.body)
     for rule in (*RULES.values(), *SIGNS.values()):
         if rule.metric is not None:
             unit = "" if rule.relative_to else METRICS[rule.metric].unit
@@ -50,7 +51,7 @@ def constants() -> Iterator[Constant]:
             )
 
 
-def _declared(body: list[ast.stmt], module: str, *, is_module: bool) -> Iterator[Constant]:
+def _declared(body: list[ast.stmt], lines: list[str], module: str, *, is_module: bool) -> Iterator[Constant]:
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -61,8 +62,10 @@ def _declared(body: list[ast.stmt], module: str, *, is_module: bool) -> Iterator
         name, text = ast.unparse(targets[0]), ast.unparse(value)
         if not is_module and text in ("0", "0.0"):  # where a count begins
             continue
-        is_documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        yield Constant(f"{module} {name}", text, " ".join(str(after.value.value).split()) if is_documented else None)  # type: ignore[attr-defined]
+        doc = lines[node.end_lineno - 1 if node.end_lineno else 0].partition("  # ")[2] or None
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            doc = " ".join(str(after.value.value).split())
+        yield Constant(f"{module} {name}", text, doc)
 
 
 def _is_numeric(value: ast.expr) -> bool:
