@@ -81,7 +81,8 @@ def test_the_manifest_tells_what_was_made_and_the_models_load(task: str, tmp_pat
 def test_models_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     class Cancelled(Exception): ...
 
-    def cancel(what: str, share: float) -> None:
+    def cancelled(folder: Path, recipe: object) -> None:
+        TINY["arithmetic"].build(folder, recipe)
         raise Cancelled
 
     folder = tmp_path / "models"
@@ -89,7 +90,7 @@ def test_models_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     before = hashes(folder)
     (folder / "policy" / "pytorch_model.bin").write_bytes(b"from elsewhere")
     with pytest.raises(Cancelled):
-        make(TINY["arithmetic"], folder, cancel)
+        make(replace(TINY["arithmetic"], build=cancelled), folder)
     assert hashes(folder).items() > before.items()
     make(TINY["arithmetic"], folder)
     assert hashes(folder) == before
