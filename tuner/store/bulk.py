@@ -87,7 +87,7 @@ def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dic
 
     counts = {"trials": _insert(writing, trials, chunks(reading, of_study(trials)))}
     own = select(trials.c.number, trials.c.id).where(trials.c.study_id == study_id)
-    new_ids = dict(writing.execute(own).tuples().all())
+    new_ids = dict(writing.execute(own).all())
     for kind, table in schema.OF_TRIALS.items():
         columns = [trials.c.number.label("trial_id") if column is table.c.trial_id else column for column in table.c]
         query = select(*columns).join_from(table, trials).where(trials.c.study_id == study.id)
