@@ -98,6 +98,18 @@ def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypat
         export_study(store, "made", target, "parquet", replace=True)
     assert files(target) == before and [*files(target.parent)] == ["a"]
     monkeypatch.undo()
+    renamed = Path.rename
+
+    def refused(path: Path, to: Path) -> Path:
+        if path.name.endswith(".part"):
+            raise OSError(errno.EIO, "Input/output error")
+        return renamed(path, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(ConfigError, match="Input/output error"):
+        export_study(store, "made", target, "parquet", replace=True)
+    assert files(target) == before and [*files(target.parent)] == ["a"]
+    monkeypatch.undo()
     export_study(store, "made", target, "parquet", replace=True)
     assert "trials.parquet" in files(target) and "trials.csv" not in files(target)
     assert [*files(target.parent)] == ["a"]

@@ -118,6 +118,13 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
             search(batch_size={"low": 32, "high": 64, "scale": "linear"}),
             'search.batch_size | divide one another | "log2", not "linear"',
         ),
+        ({"kl": {"budget": 6, "budget_per_token": 0.1}}, "kl: budget and budget_per_token are both given"),
+        ({"kl": {"limit_per_token": -1}}, "kl.limit_per_token = -1 is not allowed | a number over 0"),
+        ({"kl": {"limit_per_tokens": 1}}, 'kl.limit_per_tokens: unknown key | "limit_per_token"?'),
+        (
+            search(response_length={"low": 10, "high": 30}) | {"kl": {"limit_per_token": 1.0}},
+            "kl.limit_per_token is not allowed: trials differ in response_length; give limit, in nats per response",
+        ),
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
@@ -143,15 +150,29 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: 
         ({}, {}, 6.0, 15.0),
         ({"budget": 0.5}, {}, 0.5, 1.25),
         ({"budget": 200}, {}, 200.0, 500.0),
+        ({"budget_per_token": 0.0078125}, {}, 8.0, 20.0),
+        ({"limit_per_token": 0.0625}, {}, 6.0, 32.0),
+        ({"limit_per_token": 0.0625}, {"response_length": 2048}, 6.0, 128.0),
+        ({"budget_per_token": 0.03125, "limit_per_token": 0.125}, {}, 32.0, 64.0),
+        ({"budget": 9, "limit_per_token": 0.125}, {}, 9.0, 64.0),
     ],
 )
-def test_the_limit_follows_a_budget_of_the_studys_own(
+def test_kl_per_token_is_that_of_the_longest_responses(
     kl: dict[str, float], fixed: dict[str, int], budget: float, limit: float
 ) -> None:
+    """The budget is of evaluations, here of 1,024 tokens, the limit of training, of 512 unless a study fixes others."""
     study = spec(task=LONG_TASK_PATH, kl=kl, fixed=fixed)
     assert (study.kl_budget, study.kl_limit) == (budget, limit)
     assert study.to_dict()["kl"] == {"budget": budget, "first_budget": budget, "limit": limit}
     assert StudySpec.from_dict(study.to_dict(), "stored") == study
+
+
+def test_listed_trials_of_one_length_may_have_a_limit_per_token() -> None:
+    listed: dict[str, Any] = {"search": None, "trials": None, "kl": {"limit_per_token": 0.25}}
+    same = [{"response_length": 128, "gamma": gamma} for gamma in (0.9, 1.0)]
+    assert spec(**listed, trial=same).kl_limit == 32.0
+    message = error(**listed, trial=[*same, {"gamma": 0.8}])
+    assert message.startswith("kl.limit_per_token is not allowed: trials differ in response_length")
 
 
 @pytest.mark.parametrize(

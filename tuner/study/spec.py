@@ -186,11 +186,15 @@ class StudySpec:
             task = study_file.stored_task(checks.text(content["task"], f"{where}: task"), stored, where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         table = checks.table(content.get("search", {}), f"{where}: search")
-        has_own_beta = "kl_coef" in task.advised or "kl_coef" in task.reference  # in the units of its own reward
-        if table.get("kl_coef") == "advised" and not has_own_beta:
+        if table.get("kl_coef") == "advised" and "kl_coef" not in {
+            **task.advised,
+            **task.reference,
+        }:  # in its own units
             fixed.setdefault("normalize_kl_coef", True)
         listed = trial_tables.read_listed(content, fixed, where)
-        kl_budget, first_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
+        kl_budget, first_budget, kl_limit = study_file.read_kl(
+            content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
+        )
         advised = study_file.advised_ranges(task, fixed, first_budget)
         asked = study_file.read_search(table, advised, f"{where}: search")
         listed_names = {name for trial in listed for name in trial.params}

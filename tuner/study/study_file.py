@@ -52,8 +52,10 @@ KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
     "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where "
     f"`budget` is set {KL_LIMIT:g} times `first_budget`",
+    "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "first_budget": "the budget that trials are made for, in nats per response; `budget` unless set, and the first one "
     "of a study whose budget has changed",
+    "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
 BELOW = {**{name: f"fixed.{name}" for name in HYPERPARAMETERS}, **{f"kl_{key}": f"kl.{key}" for key in KL}}
 """Where names belong that are often given at the top of a study file."""
@@ -100,6 +102,8 @@ NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, 
 UNITS: Mapping[str, tuple[float, str]] = {"s": (1.0, "s"), "m": (60.0, "min"), "h": (3600.0, "h")}
 """Seconds of each unit of time, and how it is printed."""
 BUDGET_IS = "a number over 0 of full-length trials, such as 8, or a time such as 90s, 3m or 2h"
+PER_TOKEN = "_per_token"
+"""Suffix of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
 
 
@@ -164,26 +168,37 @@ def setting_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def read_kl(value: object, task: Task, where: str) -> tuple[float, float, float]:
+def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float, float]:
     """Return KL budget, first budget and limit in nats per response: the [kl] table's over the task's.
 
-    Beside a budget of the study's own the limit is KL_LIMIT times that, unless given.
+    Beside a budget of the study's own the limit is KL_LIMIT times that. What is given per token is multiplied by the
+    tokens of the longest response: of evaluations, or for the limit of training (`length`; None: trials differ in it).
 
     Raises:
-        ConfigError: a value is not allowed, or the limit is below the budget.
+        ConfigError: a value is given twice or not allowed, or the limit is below the budget.
     """
     values = checks.table(value, where)
     checks.require_known(values, KL, f"{where}.", {f"kl_{key}": key for key in KL})
-
-    def nats(name: str, default: float) -> float:
-        return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
-
-    budget = nats("budget", task.kl_budget)
-    first = nats("first_budget", budget)
-    limit = nats("limit", KL_LIMIT * first if "budget" in values else task.kl_limit)
+    budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
+    first = _nats(values, "first_budget", budget, task.eval_response_length, where)
+    is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}
+    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * first, length, where)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, first, limit
+
+
+def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
+    per_token = f"{name}{PER_TOKEN}"
+    if per_token not in values:
+        return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
+    if name in values:
+        raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
+    if length is None:
+        raise ConfigError(
+            f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
+        )
+    return checks.number(values[per_token], checks.POSITIVE, f"{where}.{per_token}") * length
 
 
 def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, declare.HyperValue]:

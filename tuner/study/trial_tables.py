@@ -5,13 +5,14 @@ recipe has the searchable values that its source states; the reference fills in 
 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ppo_core.config import checks
 from ppo_core.config.declare import RUN_LENGTH, Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import inert
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
+from ppo_core.data.task import Task
 from ppo_core.errors import ConfigError, nearest
 from tuner.study.space import inside, is_number
 from tuner.study.study_file import NAME, OF_A_SCHEDULE, matching, read_fixed
@@ -149,6 +150,16 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
             f"(there are {len(listed)})"
         )
     return listed
+
+
+def response_length(
+    task: Task, fixed: Mapping[str, HyperValue], search: Collection[str], listed: Sequence[ListedTrial]
+) -> int | None:
+    """Return the response length in tokens if it is the same in all trials, else None."""
+    name = "response_length"
+    default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
+    lengths = {trial.params.get(name, default) for trial in listed} or {default}
+    return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
 
 
 def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
