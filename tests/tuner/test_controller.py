@@ -407,6 +407,12 @@ def test_a_number_of_trials_that_makes_no_sense_is_refused(tmp_path: Path) -> No
         run(tmp_path, quick_spec(), trials=0)
 
 
+@pytest.mark.parametrize("keywords", [{"workers": 0}, {"trials": 0}, {"timeout": 0.0}])
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, keywords: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(keywords))} = 0 is not allowed"):
+        run(tmp_path, quick_spec(), **keywords)
+
+
 @pytest.mark.parametrize(
     ("table", "keywords"), [({"checkpoint_seconds": 0}, {}), ({}, {"checkpoint_seconds": 0.0})], ids=["file", "flag"]
 )

@@ -78,6 +78,14 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
+    for name, value in {
+        "workers": workers,
+        "trials_per_gpu": trials_per_gpu,
+        "trials": trials,
+        "timeout": timeout,
+    }.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     if checkpoint_seconds is not None:
         spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')

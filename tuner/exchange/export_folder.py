@@ -74,14 +74,15 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
     """
     study_id = store.study(name).id
     require_free(folder, replace)
-    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
+    part, old = (folder.parent / f".{folder.name}.{uuid.uuid4().hex}.{what}" for what in ("part", "old"))
     try:
         part.mkdir(parents=True)
         with snapshot(store) as connection:
             rows = _write_files(connection, study_id, part, fmt)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(old)  # at every moment the old export or the new one is whole
         part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except PPOTunerError:
         raise
     except OSError as error:
