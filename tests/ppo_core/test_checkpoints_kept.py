@@ -216,7 +216,7 @@ def test_room_that_the_runs_checkpoints_hold_is_not_needed(tmp_path: Path, monke
 
 def test_bytes_are_told_in_the_unit_that_fits() -> None:
     counts = (1_000, 999_999, 1_000_000, 12_345_678, 1_000_000_000)
-    assert [checkpoint.size(count) for count in counts] == ["1.0 kB", "1000.0 kB", "1.0 MB", "12.3 MB", "1.0 GB"]
+    assert [checkpoint.size(count) for count in counts] == ["1.0 kB", "1,000.0 kB", "1.0 MB", "12.3 MB", "1.0 GB"]
 
 
 def test_one_that_cannot_be_removed_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

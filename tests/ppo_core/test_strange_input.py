@@ -24,7 +24,7 @@ def told(error: pytest.ExceptionInfo[PPOTunerError], *words: str) -> None:
     ("source", "words"),
     [
         ("import sys\ndef f(responses): sys.exit('bye')", ("raised SystemExit: bye", "sample 0")),
-        ("def f(responses): return [[1.0] for _ in responses]", ("1 numbers for the 2 tokens", "rewards its tokens")),
+        ("def f(responses): return [[1.0] for _ in responses]", ("1 number for the 2 tokens", "rewards its tokens")),
     ],
 )
 def test_a_reward(tmp_path: Path, source: str, words: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """Ten made-up studies, and the answer that every place prints of each: decision, evidence, doubt and command."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -93,7 +94,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
         f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
-        "A gain of 0.076, 10% of training's, would likely show on 20 seeds. confirm ten --seeds 20",
+        "20 seeds would likely show a gain of 0.076 (10% of training's). confirm ten --seeds 20",
         "train --from ten 0",
     ),
     "win": (
@@ -114,7 +115,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (at most 66%)).",
         f"{ON_FRESH}1.000 [0.983, 1.017]",
-        "A gain of 0.075, 10% of training's, can't be told from none on 40 seeds.",
+        "40 seeds can't show a gain of 0.075 (10% of training's).",
         "train --from ten 0",
     ),
     "over": (
@@ -273,6 +274,7 @@ def of(path: Path, kl_budget: float | None = None) -> Answer | None:
 @pytest.fixture
 def path(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{own_folder / 'ten.db'}")
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # for which `AppTest` leaves a page's script
     return own_folder / "ten.db"
 
 
