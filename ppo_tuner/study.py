@@ -197,13 +197,15 @@ class Study:
             flags_of_train: Hyperparameters and other flags of `ppo-tuner train`, such as `output`.
 
         Raises:
-            StudyError: the study has no answer.
+            StudyError: the study has no answer, or says to launch nothing.
             KeyboardInterrupt: it was interrupted; the run has saved a checkpoint.
         """
         with self._read() as (store, view):
             found = of_study(store, view)
             if found is None:
                 raise StudyError(report.no_winner(store, view))
+            if not found.has_learned:
+                raise StudyError(found.decision)
             words = [*found.launch[1:], *storage_flags(store.url.render_as_string(hide_password=False))]
         given.require_known(flags_of_train, train_keywords(), Study.train)
         output = flags_of_train.pop("output", None)

@@ -207,7 +207,7 @@ def _help(snapshot: Snapshot, confirmation: Confirmation) -> str:
 
 
 def table(confirmation: Confirmation) -> pd.DataFrame:
-    """Return one row per configuration, the highest mean first."""
+    """Return one row per configuration."""
 
     read = confirmation.configurations
     searched = decimals([one.trial.value for one in read], [one.trial.value_se for one in read])

@@ -20,7 +20,7 @@ from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic
 
 BUCKET = 2**24
-"""Gradients summed at once: adapters are hundreds of small matrices, and a message each costs more than its sum."""
+"""Numbers in a message: adapters have hundreds of small gradients, and many messages cost more than their sums."""
 
 
 class Optimizers:

@@ -27,7 +27,7 @@ PATIENCE = timedelta(days=365)
 
 
 class World:
-    """A process's connection to the others; this one is of a process alone with its trial."""
+    """A process's connection to the others; this class is that of a process alone with its run."""
 
     size = 1
     rank = 0

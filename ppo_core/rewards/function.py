@@ -43,7 +43,7 @@ FILE_SUFFIX = ".py"
 
 
 class _TimeUp(BaseException):
-    """A call takes too long. No Exception: rewards catch those of a sample that they cannot judge."""
+    """A call takes too long. It is no Exception, since rewards catch those to skip a sample."""
 
 
 class _TimerEvent(ctypes.Structure):

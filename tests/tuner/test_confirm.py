@@ -303,6 +303,7 @@ def test_seeds_are_advised_where_they_could_show_a_gain() -> None:
     tie = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
     assert tie.worth == pytest.approx(0.077) and tie.highest_gain > tie.worth
     assert tie.seeds_to_show(tie.worth) == 20 and tie.seeds_to_show(0.01) is None
+    assert tie.seeds_to_show(0.055) == 40, "the most, which is no doubling of five"
     close = confirmation({2: around(1.0), 0: around(1.0, -1.0)})
     assert close.highest_gain < close.worth, "no gain worth having is left"
 

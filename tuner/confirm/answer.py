@@ -188,7 +188,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         first_budget=own.first_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         reward=None if stands is None else Measured(stands.reward, trial.value_se),
-        kl=Measured(stands.kl, trial.reread_kl_se) if stands and is_reread(trial) else results.value_kl(store, trial),
+        kl=results.value_kl(store, trial),
         over_sft=over_sft,
         has_learned=has_learned,
         ends_within=ends_within(trial, view.spec),
@@ -243,7 +243,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
         most = result.share_at_most(over, runs)
         yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
     if one.lost:
-        yield f"It breaks: {one.breaking}.", ()
+        yield f"{one.breaking}.", ()
     course = course_of(store, one.trial, view)
     if (finding := hacked(course)).verdict == "repeated":
         yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", _samples(view, one.trial)

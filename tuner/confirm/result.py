@@ -293,8 +293,8 @@ class Confirmation:
 
     @property
     def choice(self) -> Confirmed | None:
-        """The configuration to launch: the best, if it beats the reference, that broke in a run, or there is none, else
-        the reference; None: not whole, too few seeds, or all of its runs broke.
+        """The configuration to launch: the best if it beats the reference, if that broke in a run, or if there is none;
+        else the reference. None: not whole, too few seeds, or all of its runs broke.
         """
         best, reference = self.best, self.reference
         if best is None or not self.is_whole or self.seeds < LEAST_SEEDS:
@@ -361,8 +361,8 @@ class Confirmation:
         choice, reference = self.choice, self.reference
         if choice is None or reference is None or choice is reference or reference.lost or self.baseline is None:
             return None
-        sound = statistics.fmean(choice.readings.sound)
-        return (sound - reference.readings.mean) / (sound - (self.baseline.reward or 0.0))
+        sound, broken = statistics.fmean(choice.readings.sound), self.baseline.reward or 0.0
+        return (sound - reference.readings.mean) / (sound - broken) if sound > broken else None
 
     @property
     def highest_gain(self) -> float:
@@ -376,15 +376,16 @@ class Confirmation:
         return max((end for end in ends if end is not None), default=math.nan)
 
     def seeds_to_show(self, gain: float) -> int | None:
-        """Return the seeds, in doublings, on which a difference of `gain` would likely show; None: over MOST_SEEDS."""
-        seeds, among, sd = 2 * self.seeds, max(1, len(self.read) - 1), self.spread.sd
+        """Return the seeds, in doublings up to MOST_SEEDS, on which a gain would likely show, or None."""
+        among, sd = max(1, len(self.read) - 1), self.spread.sd
         widest = max(one.readings.variance(sd) * len(one.rewards) for one in self.read)
-        while seeds <= MOST_SEEDS:
+        for seeds in sorted({min(self.seeds << doublings, MOST_SEEDS) for doublings in range(1, 6)}):
+            if seeds <= self.seeds:
+                continue
             freedom = len(self.read) * (seeds - 1)
             reach = t_quantile(1 - error_of_look(seeds) / (2 * among), freedom) + t_quantile(POWER, freedom)
             if reach * math.sqrt(2 * widest / seeds) <= gain:
                 return seeds
-            seeds *= 2
         return None
 
     @property

@@ -52,7 +52,7 @@ class HeldOutReadings:
                 study.store.add_rereading(study.lease, trial_id, job.step, message.reading, message.seconds)
                 study.refresh(number)
             return None
-        why = message.message if isinstance(message, Failed) else str(message)
+        why = message.message if isinstance(message, Failed) else getattr(message, "how", "it was interrupted")
         return f"trial {number} could not be evaluated on the {job.split} prompts: {why}"
 
     def add_confirming_runs(self) -> None:

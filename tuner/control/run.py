@@ -65,7 +65,7 @@ def run_study(
         gpus: As in CUDA_VISIBLE_DEVICES; each trial gets its own. Empty: all see the GPUs that this process sees.
         trials_per_gpu: Trials that share a GPU.
         from_file: True if the spec is a study file's. A value of an order `set` holds until the file's own changes.
-        trials, budget, checkpoint_seconds: In place of the spec's or an order's; None: those.
+        trials, budget, checkpoint_seconds: Replace the values of the spec and of orders, unless None.
         timeout: Seconds after which to stop.
         plan: The confirmation to run once the search has ended; None: none beyond what was asked for before.
         make_engine, threads_per_trial: The engine and a trial's share of its cores; by default this machine's.

@@ -17,7 +17,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import Point
 from ppo_core.metrics import METRICS
 from tuner.judge import forks, scoring
-from tuner.judge.best import best_trial
+from tuner.judge.best import best_trial, is_reread, standing
 from tuner.judge.paired import Difference, improvement, over
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.rules import blame_of
@@ -51,8 +51,8 @@ class StudyView:
 
     @property
     def state(self) -> State:
-        """`running`: a controller is alive; `paused`: one may be, and waits for an order to resume; `finished`: it
-        reached its total; `unfinished`: the next run resumes.
+        """`running`: a controller is alive; `paused`: one may be, and waits for an order to resume; `finished`: its
+        search has ended; `unfinished`: the next run resumes.
         """
         if self.row.paused_at is not None:
             return "paused"
@@ -105,9 +105,11 @@ def baseline(store: Store, trial: TrialRow) -> Measured | None:
 
 
 def value_kl(store: Store, trial: TrialRow) -> Measured | None:
-    """Return the eval KL at the trial's value, in nats per response."""
+    """Return the eval KL at the trial's value, in nats per response: the mean of both readings if it was read twice."""
     if trial.kl is None:
         return None
+    if is_reread(trial) and (stands := standing(trial)) is not None:
+        return Measured(stands.kl, trial.reread_kl_se)
     errors = {row["step"]: row["eval/kl_se"] for row in scoring.evaluations_of(store, trial)}
     return Measured(trial.kl, errors.get(trial.value_step))
 

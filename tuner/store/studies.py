@@ -64,7 +64,7 @@ class Studies(Database):
         self._write(lease, replace)
 
     def set_finished(self, lease: Lease) -> bool:
-        """Record that the study reached its total of trials, unless an order is pending; return False if one is."""
+        """Record that the study is finished, unless an order is pending; return False if one is."""
         table, orders = schema.studies, schema.orders
         pending = select(orders.c.id).where(orders.c.study_id == lease.study_id, orders.c.state == OrderState.WAITING)
         query = update(table).where(table.c.id == lease.study_id, ~pending.exists())
