@@ -356,7 +356,7 @@ def _legend(plot: go.Figure, rows: Sequence[Row], title: str) -> None:
         title: (bool(answer), {"symbol": "circle", "size": 11, "color": _colour(answer[0]) if answer else GREY}),
         "stopped here": (any(row.state is State.STOPPED for row in rows), CROSS),
         "close to the limit, or over it and went on": (any(reading.is_close for _, reading in points), RING),
-        "not decided yet": (any(row.state is State.OPEN for row in rows), HOLLOW),
+        "passed, no verdict on fresh seeds": (any(row.state is State.OPEN for row in rows), HOLLOW),
     }
     for name, (is_drawn, marker) in marks.items():
         if is_drawn:

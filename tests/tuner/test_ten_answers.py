@@ -94,7 +94,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
         f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
-        "20 seeds would likely show a gain of 0.076 (10% of training's). confirm ten --seeds 20",
+        "5 seeds can't show a gain of 0.076 (10% of training's); 20 likely would. confirm ten --seeds 20",
         "train --from ten 0",
     ),
     "win": (

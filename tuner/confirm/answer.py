@@ -255,12 +255,12 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
         yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        text = f"a gain of {fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's)."
+        text = f"seeds can't show a gain of {fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's)"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
-            yield f"{result.MOST_SEEDS} seeds can't show {text}", ()
+            yield f"{result.MOST_SEEDS} {text}.", ()
         else:
-            yield f"{seeds} seeds would likely show {text}", _confirm(view, done, seeds)
+            yield f"{done.seeds} {text}; {seeds} likely would.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(
