@@ -89,7 +89,7 @@ def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
         st.info(f"Trial {number} has not reported a step yet.")
         return False
     curve_charts.whole_run_button()
-    curve_charts.draw(drawn, CHARTS, height=380)
+    curve_charts.draw(drawn, CHARTS, height=400)
     curve_charts.draw_pace(drawn, number, height=200)
     return True
 

@@ -59,7 +59,7 @@ def test_a_study_is_shown_whole(built: Path) -> None:
         2: "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13",
         6: "Training KL was over 15 nats per response for 3 steps: 27 at step 23",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
-        9: "the answer, ends over budget",
+        9: "the leader, ends over budget",
         10: "Training KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
@@ -107,7 +107,7 @@ def test_what_to_launch_is_worked_out_once_for_card_and_table(built: Path, monke
     monkeypatch.setattr(answer, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
     app = page(built)
     assert len(calls) == 1
-    assert table_of_trials(app).set_index("number")["note"][9].startswith("the answer")
+    assert table_of_trials(app).set_index("number")["note"][9].startswith("the leader")
 
 
 def test_a_running_study_says_so(tmp_path: Path) -> None:

@@ -49,35 +49,35 @@ def steps(trainer: PPOTrainer, count: int) -> list[Any]:
 
 
 def _beta(trainer: PPOTrainer) -> None:
-    trainer.state.kl_controller = controller_of(trainer.config, trainer.state.iterations)
+    trainer.state.kl_controller = controller_of(trainer.state.config, trainer.state.iterations)
 
 
 def _adam(trainer: PPOTrainer) -> None:
     for optimizer in trainer.state.optimizers.both:
         for group in optimizer.param_groups:
-            group["betas"] = (trainer.config.adam_beta1, trainer.config.adam_beta2)
-            group["eps"] = trainer.config.adam_epsilon
-        optimizer.param_groups[0]["weight_decay"] = trainer.config.weight_decay  # biases and norms have none
+            group["betas"] = (trainer.state.config.adam_beta1, trainer.state.config.adam_beta2)
+            group["eps"] = trainer.state.config.adam_epsilon
+        optimizer.param_groups[0]["weight_decay"] = trainer.state.config.weight_decay  # biases and norms have none
 
 
 def _horizon(trainer: PPOTrainer) -> None:
-    trainer.state.kl_controller.horizon = trainer.config.horizon
+    trainer.state.kl_controller.horizon = trainer.state.config.horizon
 
 
 def _statistics(trainer: PPOTrainer) -> None:
-    trainer.state.reward_statistics = RewardStatistics(trainer.config.normalize_rewards, world=ONE_PROCESS)
+    trainer.state.reward_statistics = RewardStatistics(trainer.state.config.normalize_rewards, world=ONE_PROCESS)
 
 
 def _target(trainer: PPOTrainer) -> None:
-    trainer.state.kl_controller.target = trainer.config.kl_target
+    trainer.state.kl_controller.target = trainer.state.config.kl_target
     assert trainer.state.kl_step is not None
-    trainer.state.kl_step.target = trainer.config.kl_target
-    trainer.state.kl_step.configured = trainer.config.wanted_kl_step()
+    trainer.state.kl_step.target = trainer.state.config.kl_target
+    trainer.state.kl_step.configured = trainer.state.config.wanted_kl_step()
 
 
 def _begun(trainer: PPOTrainer) -> None:
     _beta(trainer)
-    state = RunState.begin(trainer.config, trainer.models, world=ONE_PROCESS)
+    state = RunState.begin(trainer.state.config, trainer.models, world=ONE_PROCESS)
     trainer.state.kl_step = state.kl_step
 
 

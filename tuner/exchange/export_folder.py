@@ -81,7 +81,12 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
             rows = _write_files(connection, study_id, part, fmt)
         if folder.exists():
             folder.rename(old)  # at every moment the old export or the new one is whole
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     except PPOTunerError:
         raise
