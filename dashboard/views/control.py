@@ -144,7 +144,9 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
     answer = of_study(store, view)
     if answer is None or answer.confirmed is None:
         return "How its best configurations did on fresh seeds:", words
-    return ("More fresh seeds, to be surer:", answer.remedy) if answer.remedy else ("To launch it:", answer.launch)
+    if answer.remedy[:1] == ("confirm",):
+        return "More fresh seeds, to be surer:", answer.remedy
+    return "To launch it:", answer.launch
 
 
 def _until_run(name: str, lease_token: int) -> None:
