@@ -28,6 +28,15 @@ else:
     settings.load_profile("own")
 
 
+MAIN = sys.modules["__main__"]
+
+
+@pytest.fixture(autouse=True)
+def main_module() -> None:
+    """`AppTest` leaves a page's script as `__main__`, which a process spawned later would run."""
+    sys.modules["__main__"] = MAIN
+
+
 @pytest.fixture(scope="session")
 def assets() -> TaskAssets:
     """The reviews task as it ships."""

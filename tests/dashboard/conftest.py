@@ -1,6 +1,5 @@
 """What the dashboard's tests share: a browser, a server's folder and study, and pages kept apart from each other."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,8 +47,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`AppTest` leaves a page's script as `__main__`, which a process spawned later would run; `page`, its storage."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    """`page` leaves its storage."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", "sqlite:///none.db")
 
 

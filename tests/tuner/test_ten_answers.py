@@ -1,6 +1,5 @@
 """Ten made-up studies, and the answer that every place prints of each: decision, evidence, doubt and command."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -274,7 +273,6 @@ def of(path: Path, kl_budget: float | None = None) -> Answer | None:
 @pytest.fixture
 def path(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{own_folder / 'ten.db'}")
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # for which `AppTest` leaves a page's script
     return own_folder / "ten.db"
 
 
