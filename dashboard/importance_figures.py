@@ -67,9 +67,14 @@ def importance_bars(importances: Sequence[Importance], title: str = "Share of im
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 
+def trained(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials whose value is of a trained checkpoint: at step 0 it is the SFT policy's."""
+    return trials[trials["value_step"] > 0]
+
+
 def of_panels(trials: pd.DataFrame, marked: Collection[int]) -> pd.DataFrame:
     """Return the trials to draw in panels: all, or if they are too many an even spread, the best and the marked."""
-    measured = trials[trials["value_step"] > 0]  # at step 0 the value is the SFT policy's
+    measured = trained(trials)
     spread = measured.iloc[:: -(-len(measured) // MOST_IN_PANELS) or 1]["number"]
     return measured[measured["number"].isin([*spread, *measured.nlargest(BEST, "value")["number"], *marked])]
 

@@ -37,8 +37,8 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         trial.draw_curves(store, snapshot, clicked)
         samples.draw(store, snapshot, (clicked,))
     ended = snapshot.trials[snapshot.trials["status"].isin([status for status in Status if status.is_final])]
-    measured = importance_figures.of_panels(ended, ())
-    names = sorted(figures.searched(ended), key=lambda name: -measured[data.PARAMS + name].count())
+    trained = importance_figures.trained(ended)
+    names = sorted(figures.searched(ended), key=lambda name: -trained[data.PARAMS + name].count())
     important = _importance(store, snapshot, ended)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
@@ -179,7 +179,7 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
     """Draw the reward over each hyperparameter."""
     names = linked.ranked["reward"][:MOST_AXES]
     trials = importance_figures.of_panels(linked.trials, linked.marked)
-    left_out = len(linked.trials["value"].dropna()) - len(trials)
+    left_out = len(importance_figures.trained(linked.trials)) - len(trials)
     drawn = f" Drawn are {len(trials)} of them, the best and the marked among them." if left_out else ""
     common.heading(
         "Reward over each hyperparameter",

@@ -5,6 +5,7 @@ iteration's factor on the peak rate (like TRL, one step per rollout batch).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,13 +62,12 @@ class Optimizers:
         """Sum the gradients of all processes; those of sharded weights were summed in the backward pass."""
         if world.size == 1:
             return
-        buckets: list[list[Tensor]] = [[]]
+        buckets, count = defaultdict[int, list[Tensor]](list), 0
         for grad in (each.grad for each in self._names if not isinstance(each, DTensor)):
             if grad is not None:
-                if sum(each.numel() for each in buckets[-1]) > BUCKET:
-                    buckets.append([])
-                buckets[-1].append(grad)
-        for bucket in filter(None, buckets):
+                buckets[count // BUCKET].append(grad)
+                count += grad.numel()
+        for bucket in buckets.values():
             total = world.sum(torch.cat([grad.flatten() for grad in bucket]))
             for grad, part in zip(bucket, total.split([grad.numel() for grad in bucket]), strict=True):
                 grad.copy_(part.view_as(grad))

@@ -1,4 +1,4 @@
-"""What a run's checkpoint holds of its controllers and statistics."""
+"""State of controllers and statistics, as a run's checkpoint holds it."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

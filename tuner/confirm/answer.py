@@ -19,7 +19,7 @@ from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
-from tuner.judge.best import is_reread, standing
+from tuner.judge.best import standing, twice
 from tuner.judge.diagnose import course_of, hacked
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference, improvement, over
@@ -139,9 +139,8 @@ class Answer:
             )
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
-        twice = ", read twice" if is_reread(self.trial) else ""
         over_sft = "" if self.over_sft is None or self.gains else f"; {self.over_sft.text} over the SFT policy"
-        return f"Best in budget, one seed{twice}: eval reward {value}{at_kl}{over_sft}."
+        return f"Best in budget, one seed{twice(self.trial)}: eval reward {value}{at_kl}{over_sft}."
 
     @property
     def gained(self) -> str:

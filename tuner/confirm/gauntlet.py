@@ -23,7 +23,7 @@ from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, shor
 from tuner.confirm.answer import Answer, decided
 from tuner.confirm.plan import chosen, label_of
 from tuner.confirm.result import Interval, beats, confirmations, longest_read, places_of
-from tuner.judge.best import best_rank, is_reread, standing
+from tuner.judge.best import best_rank, is_reread, standing, twice
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
 from tuner.judge.paired import ERRORS
@@ -107,7 +107,7 @@ class Gauntlet:
     """None: there is none yet, or the rule is off."""
     limit_texts: Mapping[Gate, str]
     title: str = "the answer"
-    """What the answer is called (see `Answer`)."""
+    """Name of the answer (see `Answer.title`)."""
 
     @property
     def left(self) -> list[int]:
@@ -237,8 +237,7 @@ class _Judge:
         se = best.value_se or 0.0
         gap = value - self.below if trial.number in self.finalists else math.inf if cut is None else cut - value
         is_close = trial.origin is not Origin.REFERENCE and abs(gap) <= ERRORS * se
-        twice = ", read twice" if is_reread(trial) else ""
-        detail = f"{plus_minus(value, best.value_se, self.places)} in the search{twice}"
+        detail = f"{plus_minus(value, best.value_se, self.places)} in the search{twice(trial)}"
         if trial.origin is Origin.REFERENCE and cut is not None and value < cut:
             detail += ", and the reference always goes on"
         return Reading(value, fixed(value, self.places), detail, value - se, value + se, is_close=is_close), state

@@ -331,7 +331,7 @@ class Confirmation:
 
     @property
     def verdict(self) -> str:
-        """What to do, and why, in a sentence."""
+        """Decision and its reason, in a sentence."""
         best, choice, rival = self.best, self.choice, self.rival
         if best is None:
             return "No confirming run has been evaluated on the test prompts yet."

@@ -1,4 +1,4 @@
-"""What is tried again, and when to give up: the store, a trial's outage, and trials whose worker was lost or failed."""
+"""Retries, and when to give up: of the store, a trial's outage, and trials whose worker was lost or failed."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What a report means for its trial, and how a trial ends or is paused: in the store, in its log and as an event."""
+"""Answers to a trial's report, and ends and pauses of trials: in the store, in its log and as an event."""
 
 from dataclasses import replace
 from typing import NamedTuple

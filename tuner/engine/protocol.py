@@ -153,7 +153,7 @@ class CheckpointResult:
     why_not: str | None = None
     """Reason that a reading is impossible."""
     seconds: float = field(default=0.0, compare=False)
-    """What it cost, with the making of the trainer."""
+    """Cost of the reading, with the making of the trainer."""
 
 
 @dataclass(frozen=True)

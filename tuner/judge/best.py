@@ -47,7 +47,7 @@ def best_rank(trial: TrialRow, kl_budget: float) -> Rank | None:
 
 
 class Standing(NamedTuple):
-    """What a trial's best checkpoint is judged by: its reading in the search, or the mean of that and a second one.
+    """Numbers that judge a trial's best checkpoint: its reading in the search, or the mean of that and a second one.
 
     The first is the highest of many, so too high by luck, and the mean half as much (see `unread`).
     """
@@ -64,6 +64,11 @@ class Standing(NamedTuple):
 def is_reread(trial: TrialRow) -> bool:
     """Return True if a trial's best checkpoint has a second reading."""
     return trial.reread_step == trial.value_step and trial.reread_reward is not None and trial.reread_kl is not None
+
+
+def twice(trial: TrialRow) -> str:
+    """Return `, read twice` for a trial whose number is the mean of two readings, else an empty text."""
+    return ", read twice" if is_reread(trial) else ""
 
 
 def standing(trial: TrialRow) -> Standing | None:

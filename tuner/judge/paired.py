@@ -53,7 +53,7 @@ class Difference:
 
     @property
     def evidence(self) -> str:
-        """What the verdict is based on, in words."""
+        """Basis of the verdict, in words."""
         times = f"{abs(self.mean) / self.se:.1f} standard errors, " if self.se else ""
         return f"{times}{self.basis}; one seed each"
 
