@@ -52,7 +52,7 @@ PARTS: dict[str, dict[str, list[str]]] = {
     "store": {
         "tuner/store/trials.py": [TUNER + name for name in ("store", "listings", "copy", "readings")],
         "tuner/store/studies.py": [TUNER + name for name in ("store", "resilience", "copy")],
-        "tuner/store/rows.py": [TUNER + name for name in ("store", "listings")],
+        "tuner/store/rows.py": [TUNER + name for name in ("store", "listings", "propose")],
         "tuner/store/orders.py": [TUNER + name for name in ("store", "orders")],
         "tuner/store/bulk.py": [TUNER + "copy"],
     },

@@ -77,6 +77,8 @@ def cells(*numbers: float) -> list[Tensor]:
         (1.1, 1.0, 2.0, 0.2, 0.5 * 0.9**2, 0),  # within the clip: plain squared error
         (1.5, 1.0, 2.0, 0.2, 0.5 * 0.8**2, 1),  # moved 0.5, counted as 0.2: the error stays at 0.8
         (0.0, 1.0, 2.0, 0.2, 0.5 * 2.0**2, 0),  # moved away: the larger, unclipped error
+        (0.9, 1.0, 0.0, 0.2, 0.5 * 0.9**2, 0),  # the same downwards
+        (0.5, 1.0, 0.0, 0.2, 0.5 * 0.8**2, 1),
         (1.5, 1.0, 2.0, None, 0.5 * 0.5**2, 0),  # no clip: the plain error of 0.5
     ],
 )

@@ -297,10 +297,11 @@ def after(*told: TrialRow) -> list[Params]:
 NOTHING = trial_row(status=Status.FAILED)
 
 
-def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
+def test_forks_and_the_baseline_teach_nothing_and_keep_their_numbers() -> None:
     for how in (*HOW, *SET_ASIDE):
-        fork = replace(ended(running(0, {}), how, 9.0), origin=Origin.FORKED, role=Role.FORK, parent=1)
-        assert after(fork) == after(NOTHING)
+        trial = ended(running(0, {}), how, 9.0)
+        fork = replace(trial, origin=Origin.FORKED, role=Role.FORK, parent=1)
+        assert after(fork) == after(replace(trial, origin=Origin.BASELINE)) == after(NOTHING)
     enqueued = trial_row(value=9.0, origin=Origin.ENQUEUED)
     assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
 
