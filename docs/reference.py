@@ -95,7 +95,8 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         yield "Its flags are the hyperparameters below, and those that `ppo-tuner train --help` lists before them."
         return
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-    rows = [(_called(action), str(action.help or "")) for action in actions if not _is_hyperparameter(action)]
+    shown = [action for action in actions if name == "confirm" or not _is_hyperparameter(action)]
+    rows = [(_called(action), str(action.help or "")) for action in shown]
     if rows:
         yield _table(("argument", "meaning"), rows)
 
@@ -217,10 +218,10 @@ REWARD_KEYS = {
     "weight": "its weight in the sum",
     "chat_template_kwargs": "of a model's chat template, over those of the prompts",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
-    "timeout": "seconds: of a request to a URL 30, of a function's call 300, and then as many again to find the sample "
-    "that takes so long and, if none does, to score the batch once more. A function is interrupted wherever it hangs, "
-    "by a signal: on Linux beside any alarm of its own; on macOS by the alarm, so one that sets its own has no other "
-    "limit",
+    "timeout": "seconds: 30 for a request to a URL, 300 for a function call. A function that exceeds it gets "
+    "the same time again to find the slow sample or, if there is none, to score the batch once more. A hanging "
+    "function is interrupted by a signal. On Linux this leaves the function's own alarms alone; on macOS it "
+    "uses the alarm itself, so a function that sets an alarm has no other limit",
     "retries": "further attempts of a request to a URL, 2 unless given; then a study "
     "[waits](running.md#when-something-fails). Keep all attempts under what a step may take (`[workers]`)",
     "batch_size": "responses in a request to a URL",
@@ -280,7 +281,7 @@ PRINTED = {
 
 OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
     "summary": (None, "", {
-        "name, task, created_at, finished_at": "null: it has not finished",
+        "name, task, created_at, finished_at": "times in seconds since the epoch; `finished_at` null until then",
         "state": "`running`, `paused`, `finished` or `unfinished`",
         "trials": "how many trials it runs in all; of a study with a budget null or the most",
         "budget, spent": "in trials of full length, or in the unit of a budget in time; null: it has none",

@@ -347,7 +347,7 @@ def started(snapshot: Snapshot, chosen: Numbers, most: int | None = None) -> Num
         st.info(f"Not started yet: trial{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
     numbers = tuple(number for number in chosen if number in known)
     if most is not None and len(numbers) > most:
-        st.info(f"Shown are {most} of {len(numbers)} trials. Choose others in the sidebar.")
+        st.info(f"Showing {most} of {len(numbers)} trials. Choose others in the sidebar.")
     return numbers[:most]
 
 

@@ -91,7 +91,7 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, answer
         "Label": [safe_text.cell(row.label) for row in rows],
         "Reward": [one.text() for one in headlines],
         "Eval KL (nats)": [one.kl_text() for one in headlines],
-        "These are": [one.label for one in headlines],
+        "Measured as": [one.label for one in headlines],
         "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],

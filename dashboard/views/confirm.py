@@ -200,9 +200,9 @@ def _help(snapshot: Snapshot, confirmation: Confirmation) -> str:
     return (
         f"Each configuration ran {confirmation.total_episodes:,} episodes on the same fresh seeds. A run's checkpoint "
         f"was chosen on the eval prompts, within {nats(snapshot.view.spec.kl_budget)}, and evaluated once on "
-        f"{pluralize(confirmation.prompts, 'test prompt')}. Intervals are 95% t-intervals over the seeds, with the "
-        "spread that all share; those of differences hold for all at once, however often you look. That of the winner "
-        f"is not adjusted for its being chosen.{sft}"
+        f"{pluralize(confirmation.prompts, 'test prompt')}. Intervals are 95% t-intervals over the seeds, with "
+        f"a pooled standard deviation. Those of differences are adjusted for comparing several configurations "
+        f"and for repeated looks; the winner's own interval is not adjusted for having been selected.{sft}"
     )
 
 

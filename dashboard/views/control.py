@@ -1,4 +1,4 @@
-"""Control: actions on a study and its trials, the commands that run it, and the action log."""
+"""Control: orders on a study and its trials, the commands that run it, and the log of orders."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ def _draw(part: str, store: Store, snapshot: Snapshot, chosen: common.Numbers) -
             with head:
                 common.draw_status(snapshot.view)
             new_trial.draw(store, snapshot.view)
-        _action_log(store, snapshot.view)
+        _order_log(store, snapshot.view)
     with right:
         common.live(snapshot, _what_goes_on)
 
@@ -124,7 +124,7 @@ def _commands(store: Store, view: StudyView) -> None:
     name, is_finished = view.row.name, view.state == "finished"
     waiting = len(store.orders(view.row, OrderState.WAITING))
     if waiting or not is_finished:
-        what = f"carry out the {pluralize(waiting, 'action')} that wait{'s' if waiting == 1 else ''}"
+        what = f"carry out the {pluralize(waiting, 'order')} that wait{'s' if waiting == 1 else ''}"
         st.write(f"To {what if is_finished else 'run the study'}, in a terminal:")
         common.show_commands(data.command(["run", name]))
     if is_finished:
@@ -174,7 +174,7 @@ def _settings(store: Store, view: StudyView) -> None:
         "kl_budget": f"{spec.kl_budget:g}",
     }
     more = "trials" if spec.budget is None else "budget"
-    common.heading("Settings", "A running study takes a change at once, any other at its next run.")
+    common.heading("Settings", "A running study applies a change at once; any other study applies it at its next run.")
     if is_finished:
         st.write(f"To go on, with a higher {more}:")
     columns = st.columns(len(current))
@@ -202,7 +202,7 @@ def _number(name: str, text: str) -> int | float | str:
         return text
 
 
-def _action_log(store: Store, view: StudyView) -> None:
+def _order_log(store: Store, view: StudyView) -> None:
     """Draw what was asked of the study; it refreshes while a controller runs it."""
     st.fragment(_log, run_every=common.refresh_every(view))(store, view.row.name)
 
@@ -212,37 +212,37 @@ def _log(store: Store, name: str) -> None:
         study = store.study(name)
         orders = store.orders(study)
     common.heading(
-        "Action log", "What was asked here or on the command line, latest first. It waits while nothing runs the study."
+        "Orders", "What was asked here or on the command line, latest first. They wait while nothing runs the study."
     )
     if not orders:
-        st.write("No action yet.")
+        st.write("No order yet.")
         return
-    table, text = action_rows(orders, study), st.column_config.TextColumn
+    table, text = order_rows(orders, study), st.column_config.TextColumn
     common.table(
         table,
         "orders",
         {
             "order": st.column_config.NumberColumn("No.", width=55, pinned=True),
             "state": text("State", width=85),
-            "what": text("Action", width=150),
+            "what": text("Order", width=150),
             "outcome": text("Outcome", width=220),
             "placed": text("Asked", width=110),
             "by": text("By", width=140),
         },
     )
     st.download_button(
-        "Action log as CSV", lambda: table.to_csv(index=False), f"{safe_text.file_name(name)}-actions.csv", "text/csv",
+        "Orders as CSV", lambda: table.to_csv(index=False), f"{safe_text.file_name(name)}-orders.csv", "text/csv",
         on_click="ignore",
     )  # fmt: skip
 
 
-def action_rows(orders: Sequence[Order], study: StudyRow) -> pd.DataFrame:
+def order_rows(orders: Sequence[Order], study: StudyRow) -> pd.DataFrame:
     """Return the log's cells, latest first, safe to show and to export."""
     cells = [
         {
             "order": order.id,
             "state": _STATES[order.state],
-            "what": safe_text.cell(_action(order)),
+            "what": safe_text.cell(_order_text(order)),
             "outcome": safe_text.cell(
                 why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
             ),
@@ -254,7 +254,7 @@ def action_rows(orders: Sequence[Order], study: StudyRow) -> pd.DataFrame:
     return pd.DataFrame(cells).iloc[::-1]
 
 
-def _action(order: Order) -> str:
+def _order_text(order: Order) -> str:
     trial = "" if order.trial is None else f" trial {order.trial}"
     arguments = arguments_text(order.arguments)
     return f"{order.kind}{trial}" + (f" ({arguments})" if arguments else "")

@@ -106,8 +106,8 @@ def _place(store: Store, proposal: Proposal) -> str:
     order = steering.place(store, proposal, access.session_token())
     study = store.study(proposal.study)
     if order.state is not OrderState.WAITING or study.has_controller:
-        return f"Action {order.id}: {proposal.sentence}"
-    return f"Action {order.id} waits: {why_it_waits(study)}"
+        return f"Order {order.id}: {proposal.sentence}"
+    return f"Order {order.id} waits: {why_it_waits(study)}"
 
 
 def why_it_waits(study: StudyRow) -> str:

@@ -183,8 +183,8 @@ def _help(curves: ChartData, metric: str) -> str:
         texts.append("What exceeds a linear axis is shown by a log KL axis.")
     if metric in KL_METRICS or metric.startswith("eval/"):
         texts.append(
-            "Points are evaluations: hollow ones do not fit into the KL budget with their standard error, and ★ is the "
-            "one that the trial's value is of."
+            "Points are evaluations. At hollow ones, KL plus one standard error exceeds the KL budget; ★ marks "
+            "the one that gives the trial its value."
         )
     names = charts.spread(metric)
     if names:

@@ -36,8 +36,8 @@ def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
 
 _HELP = (
     "A row is a configuration, a column a gate: its dot is the reading there, the line ends at the gate that stopped "
-    "it. Above a column: how many are left. Click a mark to see that trial's curves and samples below, and beside all "
-    "marks to close them."
+    "it. Above a column: how many are left. Click a mark to show that trial's curves and samples below; click "
+    "an empty spot to close them."
 )
 
 

@@ -56,7 +56,8 @@ def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
         return
     tasks = {snapshot.view.spec.task for snapshot in snapshots.values()}
     if len(tasks) > 1:
-        st.info("These studies train different tasks: compare each reward with its own baseline, not with the others.")
+        text = "These studies train different tasks: compare each reward with its study's SFT policy alone."
+        st.info(text)
     common.figure(
         figures.fronts({name: analysis.front(points) for name, points in evaluated.items()}, choice.budget),
         key="fronts",

@@ -119,8 +119,9 @@ def _choose(key: str, numbers: Sequence[int], chosen: Sequence[int]) -> None:
 
 
 _HELP = (
-    "Tick trials to choose them on every page. Reward and KL are means of fresh seeds on the test prompts where a "
-    f"trial ran on them; else of its best checkpoint: {VALUE}. An empty cell was not searched in that trial."
+    "Tick trials to choose them on every page. Where a trial was confirmed, reward and KL are means over fresh "
+    f"seeds on the test prompts; otherwise they are those of {VALUE}. An empty cell: not searched in that "
+    f"trial."
 )
 
 

@@ -180,7 +180,7 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
     names = linked.ranked["reward"][:MOST_AXES]
     trials = importance_figures.of_panels(linked.trials, linked.marked)
     left_out = len(importance_figures.trained(linked.trials)) - len(trials)
-    drawn = f" Drawn are {len(trials)} of them, the best and the marked among them." if left_out else ""
+    drawn = f" {len(trials)} of them are drawn, including the best and the marked ones." if left_out else ""
     common.heading(
         "Reward over each hyperparameter",
         "Each point is a trial's best in the budget, on one seed; the brighter, the higher. The most important panel "

@@ -8,7 +8,7 @@ With r = log π(a) - log π_ref(a) for a token a sampled from π:
     abs = |r|                    no estimate of the KL: it bounds the mean of k1 from above
     exact = Σ_v π(v) (log π(v) - log π_ref(v))      over the whole vocabulary
 
-With top-k or top-p π is the filtered policy, normalised over the tokens it kept, and π_ref is the whole reference. The
+With top-k or top-p π is the filtered policy, normalized over the tokens it kept, and π_ref is the whole reference. The
 exact KL is then at least -log m, where m is the reference's probability of the kept tokens: more than 0 even for a
 policy that equals the reference. The means of k1 and the exact KL agree as before; k3's is smaller by 1 - m.
 

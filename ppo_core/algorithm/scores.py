@@ -1,4 +1,4 @@
-"""Shape scores: normalise, clip, and charge for overlong responses.
+"""Shape scores: normalize, clip, and charge for overlong responses.
 
 Shapes: scores [B]; dense rewards and `mask` [B, T], where the mask is 1 on response tokens. Means and deviations are
 float64, whatever the scores' type.
@@ -114,7 +114,7 @@ def raw_token_scores(scored: Scored, mask: Tensor) -> Tensor:
 
 
 def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
-    """Return the shaped scores [B, T]: normalised, then clipped; on the last token, dense rewards on theirs."""
+    """Return the shaped scores [B, T]: normalized, then clipped; on the last token, dense rewards on theirs."""
     mask = rollouts.sequences.response_mask
     if scored.dense is None:
         totals = statistics.shape(mask.new_tensor(scored.totals))

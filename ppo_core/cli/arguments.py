@@ -81,7 +81,7 @@ SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "prom
 """Settings that have a flag, and are allowed in a config file."""
 
 
-MAX_PROMPT_TOKENS = f"leave out prompts over so many tokens (default: {PromptSource.max_prompt_tokens})"
+MAX_PROMPT_TOKENS = f"leave out prompts longer than N tokens (default: {PromptSource.max_prompt_tokens})"
 
 UNSET = ("none", "unset")
 """Flag value that unsets a hyperparameter."""
@@ -122,7 +122,7 @@ class RunParser(HyperparameterParser):
             f".toml or .py file or folder (default: {DEFAULT_TASK})")  # fmt: skip
         add("--policy", metavar="MODEL", help="instead of a task: the SFT policy's folder or hub id")
         add("--reward", metavar="R", action="append", help="a reward model's folder or hub id, module:function, "
-            "file.py:function or a URL; given several times, they add up")  # fmt: skip
+            "file.py:function or a URL; repeat the flag to sum several rewards")  # fmt: skip
         add("--prompts", metavar="DATA", help="a JSONL, CSV or Parquet file, a saved dataset, or a hub id")
         add("--prompt_column", metavar="C", help="the prompts' column (default: found by its name)")
         add("--max_prompt_tokens", metavar="N", type=positive_int, help=MAX_PROMPT_TOKENS)
@@ -135,7 +135,7 @@ class RunParser(HyperparameterParser):
         add("--save_every_seconds", metavar="S", type=positive,
             help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
         add("--stop_at_episode", metavar="N", type=positive_int,
-            help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
+            help="stop after the iteration that reaches N episodes; schedules stay those of the full run")  # fmt: skip
         add("--kl_budget", metavar="NATS", type=positive, help="KL budget of best_model, in nats per response "
             "(default: the task's; for a study's trial, the study's)")  # fmt: skip
         add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
@@ -156,10 +156,10 @@ class RunParser(HyperparameterParser):
 def description(starts: str) -> str:
     """Return the description of a command that trains once; `starts` are the flags that a configuration comes from."""
     return (
-        f"Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, "
-        "which replaces the defaults below for its size, else from its default. A run with kl_target or --kl_budget "
-        f"but no learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of {KL_TARGET:g} of "
-        "it. Flags may be written with _ or -."
+        f"Train once with PPO. Each value comes from the first of these that states it: its flag, {starts}, the "
+        "task's reference (values that suit the size of its policy), the default below. A run with kl_target or "
+        "--kl_budget but no learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of "
+        f"{KL_TARGET:g} of it. Flags may be written with _ or -."
     )
 
 

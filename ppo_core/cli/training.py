@@ -299,7 +299,7 @@ class _Session(Hooks):
                 work(tracker)
             except Exception as error:  # whatever the tracker's own library raises
                 self._trackers.remove(tracker)
-                self._print(f"warning: a tracker gets nothing more of this run: {error}")
+                self._print(f"warning: a tracker failed, and gets no more metrics of this run: {error}")
 
     def _begin(self, trainer: Trainer) -> None:
         """Write the run's files, start its trackers, and describe it."""
@@ -378,7 +378,7 @@ class _Session(Hooks):
             if as_json:
                 print(output.dumps(_result_dict(run, self._reports, ending) | {"hub": pushed}))
         if (command := self.program.further(run)) is not None:  # last, to be seen and copied
-            self._print(f"a study that looks for more: {command}")
+            self._print(f"to search for a better configuration: {command}")
 
     def _print_outcome(self, steps: Sequence[Mapping[str, Any]], ending: Ending) -> None:
         """Print what the run reached, what smaller KL budgets would have given, and a sample."""

@@ -171,7 +171,7 @@ def compare(
 ) -> PolicyReading:
     """Return both models' readings of the same responses, from each one's head and states [B, T, H].
 
-    Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalised, it would
+    Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalized, it would
     hide all probability that the policy has moved away from the tokens left out.
     """
     tokens = ResponseTokens(sequences)

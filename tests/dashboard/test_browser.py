@@ -107,7 +107,7 @@ def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Ser
     visit.open(hostile.link)
     visit.page.wait_for_url(lambda url: "token" not in url)
     visit.page.get_by_role("link", name="Control").click()
-    visit.sees("Action log")
+    visit.sees("Orders")
     expect(visit.page.get_by_role("button", name="Retry all failed", exact=True).first).to_be_enabled()
     assert hostile.token not in visit.page.content() + visit.page.url
     assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
@@ -158,7 +158,7 @@ def test_of_two_browsers_only_the_one_with_the_token_steers_the_study(hostile: S
         first.page.get_by_role("button", name="Retry all failed", exact=True).first.click()
         first.sees('Retry study "reviews": ')
         first.button("Do it")
-        first.sees("Action 2")
+        first.sees("Order 2")
         expect(second.page.get_by_role("button", name="Retry all failed", exact=True).first).to_be_disabled()
         second.sees("Enter token")
         assert first.errors == second.errors == []
@@ -225,7 +225,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             visit.page.get_by_role("button", name="Stop after this step", exact=True).click()
             visit.sees('Stop trial 0 of study "quick": it ends after this step, for good, and keeps what it reached')
             visit.button("Do it")
-            visit.sees("Action 1: ")
+            visit.sees("Order 1: ")
             store = Store.open(storage)
             study = store.study("quick")
             until(lambda: store.orders(study)[0].decided_at is not None)
@@ -241,7 +241,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
         visit.button("Fork")
         visit.sees('Fork trial 1 of study "quick"')
         visit.button("Do it")
-        visit.sees("Action 2 waits")
+        visit.sees("Order 2 waits")
 
         visit.page.get_by_role("radio", name="Steer").click()
         command = visit.page.get_by_test_id("stCode").first.inner_text().strip()

@@ -56,7 +56,7 @@ def test_outcomes_are_one_number_a_trial_and_its_difference(built: Path) -> None
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert list(outcomes.columns) == ["trial 0", "trial 7", "trial 2", "trial 8"]
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
-    assert outcomes.loc["These are"].tolist()[0] == ONE_SEED and outcomes.loc["Reward"].iloc[3] == "-"
+    assert outcomes.loc["Measured as"].tolist()[0] == ONE_SEED and outcomes.loc["Reward"].iloc[3] == "-"
     assert outcomes.loc["Reason"].iloc[3] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
@@ -75,7 +75,7 @@ def test_what_ran_on_fresh_seeds_has_their_means_and_their_difference(tmp_path: 
     outcomes = app.dataframe[1].value.set_index("outcome")[["trial 1", f"trial {best.trial.number}"]]
     assert outcomes.loc["Reward"].iloc[1] == best.reward.text
     assert outcomes.loc["Eval KL (nats)"].iloc[1] == f"{best.kl.mean:.2f}"
-    assert outcomes.loc["These are"].tolist() == [ONE_SEED, "mean of 3 fresh seeds"]
+    assert outcomes.loc["Measured as"].tolist() == [ONE_SEED, "mean of 3 fresh seeds"]
     told = f"Trial {best.trial.number} against trial 0: {lead.signed} reward on 3 fresh seeds."
     assert told in shown.texts(app)
 

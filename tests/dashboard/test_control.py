@@ -202,10 +202,10 @@ def test_an_order_is_placed_after_a_confirmation_that_names_it(store: Store) -> 
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("stop", 2, {})
     waits = "nothing runs the study; to carry it out: ppo-tuner run reviews --storage sqlite:"
-    assert f"Action 1 waits: {waits}" in texts(app)
+    assert f"Order 1 waits: {waits}" in texts(app)
     assert app.dataframe[0].value["outcome"][0].startswith(waits)
     run(app)  # as when the page draws itself anew: what was done is still told
-    assert len(orders(store)) == 1 and "Action 1 waits: " in texts(app)
+    assert len(orders(store)) == 1 and "Order 1 waits: " in texts(app)
 
 
 def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
@@ -289,12 +289,12 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.decide(lease, store.place_order(view.row, "pause", 2, {}), lambda _: "=cmd() \u202edone")
     store.refuse(lease, store.place_order(view.row, "fork", 0, {"values": {"kl_coef": "<b>"}}), "no")
     store.place_order(view.row, "stop", None, {})
-    held = control.action_rows(orders(store), store.study(STUDY))
+    held = control.order_rows(orders(store), store.study(STUDY))
     assert held["state"].tolist() == ["… waiting", "✕ refused", "✓ done"]
     assert held["what"].tolist() == ["stop", "fork trial 0 (kl_coef = <b>)", "pause trial 2"]
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
-    left = control.action_rows(orders(store), store.study(STUDY))
+    left = control.order_rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; to carry it out: ppo-tuner run reviews")
 
 

@@ -44,7 +44,7 @@ UNITS: dict[str, dict[str, Any]] = {
     "rloo": {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True},
     "grpo": {"advantage_estimator": "grpo", "num_generations": 4},
     "whitened rewards": {"whiten_rewards": True},
-    "normalised scores": {"normalize_rewards": "running", "missing_eos_penalty": 0.5},
+    "normalized scores": {"normalize_rewards": "running", "missing_eos_penalty": 0.5},
     "penalties": {**PENALTIES, "entropy_coef": 0.01},
 }
 
@@ -99,7 +99,7 @@ def experiences(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
     return seen
 
 
-def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels, tmp_path: Path) -> None:
+def test_a_normalized_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels, tmp_path: Path) -> None:
     config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
     trainer, (_, first, second, *_) = run_of(tiny, config, 1.0)
     trainer.save(tmp_path / "step")

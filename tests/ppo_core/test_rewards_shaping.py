@@ -39,7 +39,7 @@ def test_the_reference_is_the_first_batch() -> None:
     assert statistics.shape(torch.tensor([3.0, 9.0, 100.0])).tolist() == [0.0, 3.0, 48.5]
 
 
-def test_without_normalisation_scores_stay() -> None:
+def test_without_normalization_scores_stay() -> None:
     statistics = RewardStatistics("none", world=ONE_PROCESS)
     scores = torch.tensor([1.0, 5.0])
     assert statistics.shape(scores).equal(scores)

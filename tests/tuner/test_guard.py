@@ -166,7 +166,7 @@ def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
     [
         # Scores with a spread of 0.01, and a penalty of 1 that comes late.
         ([*[{VALUE_LOSS: 5e-5, RETURN_STD: 0.01}] * 3, *[{VALUE_LOSS: 0.1, RETURN_STD: 0.4}] * 17], False),
-        # Raw scores near 1,000, normalised.
+        # Raw scores near 1,000, normalized.
         ([*[{VALUE_LOSS: 0.4, RETURN_STD: 1.0}] * 3, *[{VALUE_LOSS: 5e5, RETURN_STD: 1.2}] * 17], True),
     ],
 )

@@ -129,7 +129,7 @@ RUNS = {
     "penalised late": Run(
         return_std=lambda share: 0.5 if share > 0.35 else 0.01, loss=lambda share: 0.1 if share > 0.35 else 5e-5
     ),
-    "normalised": Run(loss=lambda share: 5e5 if share > 0.3 else 0.4, raw=1000.0),
+    "normalized": Run(loss=lambda share: 5e5 if share > 0.3 else 0.4, raw=1000.0),
 }  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def test_what_is_decided_of_the_made_up_runs() -> None:
     assert {name: one.rule for name, one in found.items() if one.rule} == {
         "blown": "kl_limit", "stuck": "nothing_learned", "rounding": "nothing_learned", "held by β": "nothing_learned",
         "exploding": "value_divergence", "exploding, and its returns": "value_divergence",
-        "normalised": "value_divergence",
+        "normalized": "value_divergence",
     }  # fmt: skip
     said = {name: [(rule, moved) for rule, moved, _ in one.advice] for name, one in found.items()}
     assert said == {
@@ -203,7 +203,7 @@ def test_what_is_decided_of_the_made_up_runs() -> None:
         "slow": [("Stable but slow", "kl_coef")],
         "exploding": [("Critic diverges", "value_learning_rate")],
         "exploding, and its returns": [("Critic diverges", "value_learning_rate")],
-        "normalised": [("Critic diverges", "value_learning_rate")],
+        "normalized": [("Critic diverges", "value_learning_rate")],
     }  # fmt: skip
     assert answer == list(RUNS).index("sound")
 

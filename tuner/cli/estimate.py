@@ -62,7 +62,7 @@ def _request(args: argparse.Namespace) -> _Request:
             f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"
         )
     if spec.trainer != PPO_TRAINER:
-        raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
+        raise ConfigError(f'study "{spec.name}" uses its own trainer, {spec.trainer}, whose cost cannot be estimated')
     if spec.shards_weights:
         raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not measured')
     return _Request(spec.task, device, spec.configs_of_one_process(), spec)
@@ -115,7 +115,7 @@ def estimate(argv: Sequence[str]) -> int:
     except BrokenProcessPool as error:  # the system ends what takes too much
         changes = _lower(configs[name], LEARNING) | _lower(configs[name], SAMPLING)
         raise OutOfMemory(
-            f"the process of the iteration was ended, probably since it took too much memory; lower {_words(changes)}"
+            f"the measuring process was killed, probably because it ran out of memory; try {_words(changes)}"
         ) from error
     place = room(resolve_device(request.device))
     space = disk(
@@ -133,8 +133,8 @@ def estimate(argv: Sequence[str]) -> int:
             out.print(line, soft_wrap=True)
     if space.most > space.free:
         print(
-            f"{PROG}: checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; "
-            "LoRA (use_peft) has small ones",
+            f"{PROG}: checkpoints need up to {size(space.most)}, and only {size(space.free)} of disk space is "
+            f"free; with LoRA (use_peft) they are small",
             file=sys.stderr,
         )
     return EXIT_ERROR if space.most > space.free else EXIT_OK

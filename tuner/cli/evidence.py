@@ -48,9 +48,10 @@ def confirmation_table(confirmation: Confirmation) -> Table:
         f"{pluralize(confirmation.prompts, 'test prompt')}"
     )
     caption = (
-        "In brackets: 95% intervals over the seeds; those of differences hold for all at once, however often you look, "
-        "and that of the winner is not adjusted for its being chosen. Reward and KL are of each run's best checkpoint; "
-        "the last column counts the runs that also end within the KL budget."
+        "In brackets: 95% intervals over the seeds. Intervals of differences are adjusted for comparing several "
+        "configurations and for repeated looks; the winner's own interval is not adjusted for having been "
+        "selected. Reward and KL are those of each run's best checkpoint; the last column counts the runs that "
+        "also end within the KL budget."
     )
     table = render.new_table(*columns, title=title, caption=caption, right=columns[1:])
     read = confirmation.configurations

@@ -51,8 +51,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "import-config": Command(
             "print a configuration of TRL's PPO as the baseline of a study",
             "import_config:run",
-            "The [baseline] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
-            "each key goes to stderr.",
+            "The [baseline] table (with --for-study also a [fixed] table) goes to stdout, to be appended to a "
+            "study file. stderr says how each key was handled.",
         ),
     },
     "Train": {
@@ -60,11 +60,12 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "new-task": Command(
             "write a folder with a working task of your own to start from",
             "train:new_task",
-            "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it. --reward and "
-            "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference].",
+            "The folder holds a task that runs unchanged (policy, reward and prompts) and a study of it. If you "
+            "pass --reward and --prompts, they are checked and used where they are, not copied. "
+            "Hyperparameters go into the task's [reference].",
         ),
         "estimate": Command(
-            "run one iteration of a run or a study and say its memory, time and disk", "estimate:estimate"
+            "run one iteration and report the memory, time and disk that a run or study needs", "estimate:estimate"
         ),
         "doctor": Command(
             "check that this machine has what runs need",
@@ -73,21 +74,22 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Look": {
-        "dashboard": Command("open the dashboard", "dashboard:dashboard"),
+        "dashboard": Command("serve the dashboard on this machine and print its link", "dashboard:dashboard"),
         "list": Command("list the studies of a store", "read:studies"),
         "show": Command("show a study, or one of its trials with curves and samples", "read:show"),
         "compare": Command("show where trials differ in settings and outcome", "read:compare"),
         "best": Command(
             "show which trial to launch within a KL budget",
             "read:best",
-            f"After a confirmation it is what fresh seeds say; else, and under another budget, the best trial. {RULE} "
+            "After a confirmation, this is the configuration that the fresh seeds chose. Otherwise, and under another "
+            f"KL budget, it is the best trial of the search. {RULE} "
             "Exit status 1: no trial is within the budget.",
         ),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "evidence:diagnose"),
         "importance": Command(
             "show which hyperparameters mattered, and how sure that is",
             "evidence:importance",
-            "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
+            "It is based on the reward of each trial's best checkpoint within the KL budget, and on its KL at the end.",
         ),
         "logs": Command(
             "print what a trial wrote while it ran",
@@ -233,8 +235,8 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
         str,
         "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
     )
-    new_task.add_argument("--reward", metavar="R", action="append", help="as of `train`, with --prompts: your own")
-    new_task.value("--prompts", "DATA", str, "as of `train`, with --reward: your own; unset: the example, sums")
+    new_task.add_argument("--reward", metavar="R", action="append", help="your reward, as in `train`; needs --prompts")
+    new_task.value("--prompts", "DATA", str, "your prompts, as in `train`; needs --reward (default: the example, sums)")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
     new_task.value("--max_prompt_tokens", "N", positive_int, MAX_PROMPT_TOKENS)
     new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10)")
@@ -262,7 +264,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
         positive_int,
         f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})",
     )
-    confirm.value("--seeds", "N", positive_int, f"runs of each (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
+    confirm.value("--seeds", "N", positive_int, f"seeds per configuration (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
     confirm.add_argument(
         "--total_episodes",
         metavar="N",
@@ -273,7 +275,8 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (demo, run, confirm):
         _add_worker_flags(parser)
     import_config.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
-    import_config.value("--for-study", "STUDY.toml", str, "print also what this study does not search, as its [fixed]")
+    text = "also print the values that this study does not search, as its [fixed] table"
+    import_config.value("--for-study", "STUDY.toml", str, text)
 
 
 def _add_worker_flags(parser: _CommandParser) -> None:

@@ -125,7 +125,7 @@ def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
     path.write_text(file.text, encoding="utf-8")
     print(f'wrote {path}: trial {launch.trial.number} of study "{args.study}" for {target.title}')
     if file.without_key:
-        print(f"not written, having no key there or no value here: {', '.join(file.without_key)}; see its end")
+        print(f"left out (no key there, or no value here): {', '.join(file.without_key)}; see the end of the file")
     return EXIT_OK
 
 

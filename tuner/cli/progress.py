@@ -179,8 +179,8 @@ class StudyProgress:
         kept = "; learning rates are given"
         if spec.keeps_kl_step:
             target = spec.search.get("kl_target")
-            at = output.short(spec.config({}).kl_target) if target is None else target.text
-            kept = f"; each trial finds its learning rate, and keeps its KL at {at}"
+            at = output.short(spec.config({}).kl_target) if target is None else f"a searched target, {target.text}"
+            kept = f"; each trial finds its own learning rate, and holds its KL at {at}"
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "

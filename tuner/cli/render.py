@@ -210,7 +210,7 @@ def comparison_tables(
         "label": _marked_label,
         "status": _status,
         "reward": lambda trial: numbers[trial.number].text(reward),
-        "which is": lambda trial: numbers[trial.number].label,
+        "measured as": lambda trial: numbers[trial.number].label,
         f"KL ({KL_UNIT})": lambda trial: numbers[trial.number].kl_text(kl),
         f"KL at its end ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
         f"ends within {nats(view.spec.kl_budget)}": lambda trial: within[ends_within(trial, view.spec)],
@@ -242,7 +242,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of `list` from its JSON objects."""
     headers = ("trials\nended", "its\ntrial", "reward", f"KL\n{KL_UNIT}")
-    table = new_table("study", "task", "state", *headers, "which is", right=headers)
+    table = new_table("study", "task", "state", *headers, "measured as", right=headers)
     for view in views:
         ended, total = view["finished"], view["trials"]
         count = str(ended)
@@ -355,9 +355,9 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], value_step: int | None, most
         return []
     steps = sorted({row["step"] for row in rows})
     step = steps[-1] if value_step is None else min(steps, key=lambda each: abs(each - value_step))
-    why = "the last" if value_step is None else "that of its value"
+    why = "the last one" if value_step is None else "that of the trial's best checkpoint"
     if value_step not in (None, step):
-        why = f"the nearest stored to that of its value, {value_step}"
+        why = f"the stored step nearest to the trial's best checkpoint, {value_step}"
     lines = [Text(f"Samples at step {step}, {why}", style="bold")]
     shown = [row for row in rows if row["step"] == step][:most]
     rewards = output.reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])

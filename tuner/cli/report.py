@@ -88,7 +88,7 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
     gates = gauntlet.of_study(store, view, answer)
     reached = ", ".join(list(gauntlet.GATES)[: len(gates.left) - 1])
-    out.print(f"Trials left, at first and after each gate ({reached}): {gates.line}", soft_wrap=True)
+    out.print(f"Trials left, at the start and after each gate ({reached}): {gates.line}", soft_wrap=True)
     print_recommendation(out, store, answer)
 
 
@@ -105,7 +105,7 @@ def _test_line(answer: Answer) -> str:
         return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
     prompts = output.pluralize(test.prompts, "test prompt")
-    return f"On {prompts}: {reward} at {kl} {output.KL_UNIT} (once, after the search)."
+    return f"On {prompts}: reward {reward} at KL {kl} {output.KL_UNIT} (evaluated once, after the search)."
 
 
 def print_front(out: Console, store: Store, view: StudyView) -> None:

@@ -81,7 +81,7 @@ def self_check(right: Right) -> Found:
         if is_there
     ]
     text = (
-        f"reward {before:.2f} to {after:.2f} (an exact policy has {most:.2f} at its KL), KL {kl:.2f} of {KL_TARGET:g} "
+        f"reward {before:.2f} to {after:.2f} (at most {most:.2f} at this KL), KL {kl:.2f} of {KL_TARGET:g} "
         f"nats/response, {explained:.0%} of the returns' variance explained"
     )
     return Found(not problems, "; ".join([*problems, text]))

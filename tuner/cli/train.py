@@ -1,4 +1,4 @@
-"""`ppo-tuner train`: what `python -m ppo_core` does, and with `--from` a trial's configuration; and `new-task`."""
+"""`ppo-tuner train` and `new-task`. `train` is `python -m ppo_core` with a guard and `--from`."""
 
 import argparse
 import shlex
@@ -56,7 +56,7 @@ def _further(run: Run) -> str | None:
         given["total_episodes"] = FEW_ITERATIONS * run.config.batch_sizes(1).batch_size
     if file.with_name(STUDY_FILE).exists():
         fixed = params_line({key: value for key, value in given.items() if key != "seed"})
-        also = f" (its [fixed] takes what this run was given: {fixed})" if fixed else ""
+        also = f" (put the settings of this run into its [fixed] table: {fixed})" if fixed else ""
         return to_copy(["run", str(shortened(file.with_name(STUDY_FILE)))]) + also
     parts = get_task(run.task).prepare
     if not isinstance(parts, Preparation) or file.parent != run.output.resolve():

@@ -45,7 +45,7 @@ class Badge(StrEnum):
 
 _MEANINGS = {
     Badge.ONE_SEED: "The best trial of the search, which ran on one seed. Confirm it before you rely on it.",
-    Badge.CONFIRMED: "On fresh seeds and the test prompts better than the reference; or the reference itself.",
+    Badge.CONFIRMED: "Better than the reference on fresh seeds and test prompts; or the reference, better than all.",
     Badge.TIE: "Nothing was better on fresh seeds, so the reference is kept; without one, or if it broke, others may "
     "be as good.",
 }
@@ -130,7 +130,7 @@ class Answer:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
         confirmed, budget = self.confirmed, f"of {nats(self.kl_budget)}"
         if self.kl_budget != self.first_budget:
-            budget += f" (trials aim at the first budget, {short(self.first_budget)})"
+            budget += f" (trials were trained for the first budget, {short(self.first_budget)})"
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
             reward, kl = confirmed.reward, confirmed.kl
             return (
@@ -176,7 +176,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, result.longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
-            text = "That is within its noise. What to change:"
+            text = "Its gain is within the noise. To see what to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     stands = standing(trial)
@@ -240,7 +240,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
         most = result.share_at_most(over, runs)
-        yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
+        yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (95% upper bound {most:.0%}).", ()
     if one.lost:
         yield f"{one.breaking}.", ()
     course = course_of(store, one.trial, view)
@@ -250,16 +250,17 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     if best is not None and _is_newer(view, best, done, one):
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
-        yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
+        yield f"Trial {best.number} is newer and scored higher in the search ({values}), but is not confirmed.", words
     if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
-        yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
+        yield f"If more than {lost:.0%} of its runs broke, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        text = f"seeds can't show a gain of {fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's)"
+        least = f"{fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of what training gained)"
+        text = f"seeds are too few to detect a gain of {least}"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
             yield f"{result.MOST_SEEDS} {text}.", ()
         else:
-            yield f"{done.seeds} {text}; {seeds} likely would.", _confirm(view, done, seeds)
+            yield f"{done.seeds} {text}; {seeds} would probably be enough.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(

@@ -215,7 +215,7 @@ class Confirmed:
     def breaking(self) -> str:
         """`0 of 5 broke (at most 45%)`."""
         count, runs = len(self.lost), len(self.rewards)
-        return f"{count} of {runs} broke (at most {share_at_most(count, runs):.0%})"
+        return f"{count} of {runs} runs broke (95% upper bound {share_at_most(count, runs):.0%})"
 
     @property
     def name(self) -> str:
@@ -338,7 +338,8 @@ class Confirmation:
         if choice is None:
             left = sum(len(one.open) for one in self.configurations)
             if left:
-                return f"Nothing yet: {left} of the confirming runs {'is' if left == 1 else 'are'} not read."
+                left_runs = f"{pluralize(left, 'confirming run')} {'has' if left == 1 else 'have'}"
+                return f"Nothing yet: {left_runs} not been evaluated on the test prompts."
             if self.seeds >= LEAST_SEEDS:
                 return "Nothing to launch: no confirming run has a sound checkpoint within the KL budget."
             return f"Nothing yet: {pluralize(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."

@@ -60,6 +60,6 @@ def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
     trials = full_trials(spec, run)
     whole = trials * run * spec.gpus_per_trial
     return (
-        f"the whole search: about {duration(whole)} of device time, {pluralize(trials, FULL_TRIAL)} of "
-        f"{duration(run)}, by an iteration of {iteration:.2g} s and an evaluation of {evaluation:.2g} s"
+        f"the whole search: about {duration(whole)} of device time ({pluralize(trials, FULL_TRIAL)} of about "
+        f"{duration(run)} each, at {iteration:.2g} s per iteration and {evaluation:.2g} s per evaluation)"
     )

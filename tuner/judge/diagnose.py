@@ -279,7 +279,7 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     # β comes last where it adapts: it has come down by itself, and another target gains nothing.
     if course.checked.kl_target is None and coef > best:
         sign = replace(sign, moves=(("kl_coef", 0.0), ("learning_rate", 3.0)))
-        text += f" β = {short(coef)} holds it: the best policy at the budget has {short(best)}."
+        text += f" β = {short(coef)} is too high: even the best possible policy at the budget needs only {short(best)}."
         return course.change(sign, text, coef / (study_file.BETA * best) if best > 0 else 8.0)
     return course.change(sign, text)
 
@@ -369,7 +369,7 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return the findings in a trial's curves, the first to try in front; it sets the value if several change one."""
+    """Return a trial's findings, first to try in front; if several change one hyperparameter, the first sets it."""
     if not course.share:
         return []
     diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]

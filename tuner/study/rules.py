@@ -134,8 +134,11 @@ class Rule:
         return ", else ".join(_in_words(name, factor > 1) for name, factor in self.moves)
 
     def reads(self, value: float) -> str:
-        """Return a reading with its allowed range, in words."""
-        return f"{METRICS[str(self.metric)].label} {value:.3g} ({self.range})"
+        """Return a reading with its allowed range, in words; of a relative limit the reading is a multiple."""
+        label = METRICS[str(self.metric)].label
+        if not self.relative_to:
+            return f"{label} is {value:.3g} ({self.range})"
+        return f"{label} is {value:.3g} times {self.relative_to} (at {'least' if self.breaks_below else 'most'} {self.limit:g})"
 
     def is_broken(self, value: float, of: float = 1.0) -> bool:
         """Return True if a reading breaks it; a relative limit is multiplied by `of`."""
@@ -174,8 +177,9 @@ _ENDING = (
     ),
     Rule(
         "value_divergence", "Value divergence",
-        "The value loss stays over this many times its scale: the largest of its readings in the grace period and of "
-        "the variance of the returns, while the critic does not diverge (see the signs), which would move them, too.",
+        "The value loss stays over this many times its scale. The scale is the largest value loss of the grace "
+        "period, or the largest variance of the returns if that is more. Steps in which the critic diverges "
+        "(see the signs) do not count for the variance, since they would inflate it.",
         VALUE_LOSS, 100.0, _SLOWER_CRITIC, "its scale", valid=_TIMES, has_grace=True,
     ),
     Rule(
@@ -186,15 +190,17 @@ _ENDING = (
     ),
     Rule(
         "sampled_kl", "Sampled KL apart from exact KL",
-        "The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
-        "differ only by chance and rounding where tokens are sampled from the distribution that is trained.",
+        "The sampled KL (k1) stays away from the exact KL of the same responses by more than this many times "
+        "its noise. If tokens are sampled from the distribution that is trained, the two differ only by chance "
+        "and rounding.",
         KL_GAP, KL_GAP_LIMIT, (), "its noise", valid=_POSITIVE, has_grace=True,
     ),
     Rule(
         "nothing_learned", "Nothing learned",
-        f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never rose by this share of the KL "
-        "budget over its lowest reading since the first update, which may be rounding alone, nor to "
-        f"{ROUNDING:g} of the budget: the policy has not moved. A trial that has run all its episodes is never ended by it. Where the first "
+        f"After half of the trial's episodes and at least {IDLE_STEPS} steps, the policy has not moved: the KL "
+        "has neither risen by this share of the KL budget above its lowest reading since the first update "
+        "(which may be rounding alone), nor reached {ROUNDING:g} of the budget. It never ends a trial that has "
+        "run all its episodes. Where the first "
         "KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
         KL, 0.002, _FASTER, "the KL budget", breaks_below=True, blame="idle", valid=_SHARE, is_patient=False,
     ),
@@ -202,10 +208,12 @@ _ENDING = (
 _HEALTH = (
     Rule(
         "updates_small", "Updates too small",
-        "The largest of the run, if KL lags far behind an even pace to the budget, too. Updates that all pull one way "
-        "come to the budget with the budget over the square of the iterations, per response; sound trials of the "
-        "built-in tasks reach 70 times that, one with a hundredth of a sound learning rate 0.7. A rollout that gets a "
-        "single update always reads 0.",
+        "Read only if KL lags far behind a linear course to the budget; the reading is then the largest of the "
+        "run. It is measured against a straight course, in which all updates pull the same way: that reaches "
+        "the KL budget if each iteration's approx KL, per response, is the budget divided by the square of the "
+        "number of iterations. Sound trials of the built-in tasks reach 70 times that; a trial with a "
+        "hundredth of a sound learning rate reaches 0.7 times. With a single update per rollout the metric is "
+        "always 0.",
         "policy/approxkl_avg", 1.0, _FASTER, STRAIGHT, breaks_below=True, of_whole_run=True,
     ),
     Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
@@ -214,8 +222,9 @@ _HEALTH = (
     Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
     Rule(
         "value_loss", "Critic diverges",
-        "By definition: half of the variance is the loss of a critic that always says the mean, 3 times it that of one "
-        "2.4 standard deviations off. A loss that began higher, as without normalize_values, is held against its start.",
+        "A critic that always predicts the mean return has a loss of half the variance; one that is 2.4 "
+        "standard deviations off has 3 times the variance. If the loss started higher, as it can without "
+        "normalize_values, it is compared with its start.",
         VALUE_LOSS, 3.0, _SLOWER_CRITIC, RETURNS, after=1 / 3,
     ),
     Rule(
@@ -227,7 +236,7 @@ _HEALTH = (
 _COURSE = (
     Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
     Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
-    Rule("kl_stuck", "KL budget unused", "The highest KL in half of the episodes or more. Where a fixed β holds even the best policy under the budget, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule("kl_stuck", "KL budget unused", "The highest KL, once at least half of the episodes have run. If a fixed β is so high that even the best possible policy stays under the budget, lower β first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
     Rule(
         "kl_step_low", "KL step not reached",
         "Median of the last third of the run. The first learning rate is too far below the right one for so short a "

@@ -122,7 +122,7 @@ ORDER_KINDS: Mapping[str, OrderKind] = {
         OrderKind(
             "stop",
             "allowed",
-            "end a trial now and keep what it reached; without a trial: end this run of the study cleanly",
+            "end a trial after its step and keep what it reached; without a trial: end this run of the study cleanly",
         ),
         OrderKind("pause", "allowed", "save a trial and pause it; without a trial: the whole study"),
         OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
