@@ -97,7 +97,7 @@ def test_while_runs_are_not_read_nothing_is_confirmed(confirmed: Path) -> None:
         unread = replace(last, status=Status.RUNNING, value=None, kl=None, value_step=None)
         found = answer.of_study(store, replace(view, confirming=(*view.confirming[:-1], unread)))
     assert found is not None and (found.badge, found.confirmed) == (Badge.ONE_SEED, None)
-    assert found.doubt == "Nothing yet: 1 of the confirming runs is not read." and found.remedy == ("run", NAME)
+    assert found.doubt.startswith("Nothing yet: 1 confirming run has ") and found.remedy == ("run", NAME)
 
 
 def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> None:
@@ -171,7 +171,10 @@ def test_the_answer_says_what_its_checkpoint_came_to_on_the_test_prompts(
     assert found is not None and isinstance(found.test, OnTest) and found.kl is not None
     assert (found.test.prompts, found.test.reward, found.test.kl_se) == (4, found.trial.value_step, 0.25)
     printed = ppo_tuner("best", NAME, "--storage", storage(searched))[1]
-    assert f"On 4 test prompts: {found.test.reward:.2f} ± 0.50 at {found.kl.mean:.2f} ± 0.25 nats/response" in printed
+    assert (
+        f"On 4 test prompts: reward {found.test.reward:.2f} ± 0.50 at KL {found.kl.mean:.2f} ± 0.25 nats/response"
+        in printed
+    )
     budgets = [results.front(store, view)[0].budget]
     smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
     assert smaller is not None and smaller.test == "only the answer under the study's own KL budget is"

@@ -249,7 +249,7 @@ def test_a_confirmation_under_way_decides_nothing() -> None:
     first, *others = found.configurations
     under_way = replace(found, configurations=(replace(first, open=(20,)), *others))
     assert found.choice is first and under_way.choice is None and not under_way.is_decided
-    assert under_way.verdict.startswith("Nothing yet: 1 of ")
+    assert under_way.verdict.startswith("Nothing yet: 1 confirming run ")
 
 
 def test_it_is_not_better_than_one_that_was_not_read() -> None:

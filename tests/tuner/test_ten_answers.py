@@ -92,14 +92,14 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "tie": (
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
-        f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
-        "5 seeds can't show a gain of 0.076 (10% of training's); 20 likely would. confirm ten --seeds 20",
+        f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (95% bound 45%).",
+        "5 seeds are too few to detect 0.076 (10% of training's gain); 20 should do. confirm ten --seeds 20",
         "train --from ten 0",
     ),
     "win": (
         Badge.CONFIRMED,
         WIN,
-        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (95% bound 45%).",
         "",
         "train --from ten 1",
     ),
@@ -107,21 +107,21 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.CONFIRMED,
         "Launch trial 1: +0.200 [0.172, 0.228] over the reference.",
         ON_FRESH,
-        "Were it to break in over 21% of its runs, it would lose its lead.",
+        "If more than 21% of its runs broke, it would lose its lead.",
         "train --from ten 1",
     ),
     "breaks": (
         Badge.TIE,
-        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (at most 66%)).",
+        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (95% bound 66%)).",
         f"{ON_FRESH}1.000 [0.983, 1.017]",
-        "40 seeds can't show a gain of 0.075 (10% of training's).",
+        "40 seeds are too few to detect 0.075 (10% of training's gain).",
         "train --from ten 0",
     ),
     "over": (
         Badge.CONFIRMED,
         "Launch trial 1: ",
         "On 3 fresh seeds",
-        "KL is over the budget in 1 of 3 runs (at most 86%).",
+        "KL is over the budget in 1 of 3 runs (95% bound 86%).",
         "train --from ten 1",
     ),
     "hacked": (
@@ -143,7 +143,8 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.CONFIRMED,
         WIN,
         ON_FRESH,
-        "Trial 12 is newer, above it in the search (2.001 against 2.000), and not confirmed. confirm ten --top 1",
+        "Trial 12 is newer and scored higher in the search (2.001 against 2.000), but is not confirmed. "
+        "confirm ten --top 1",
         "train --from ten 1",
     ),
     "one trial": (
@@ -156,8 +157,8 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "changed": (
         Badge.CONFIRMED,
         WIN,
-        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 4.5 nats/response (trials aim at the first "
-        "budget, 6); 0 of 5 broke (at most 45%).",
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 4.5 nats/response (trials were trained for the first "
+        "budget, 6); 0 of 5 broke (95% bound 45%).",
         "",
         "train --from ten 1",
     ),
@@ -193,7 +194,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.ONE_SEED,
         "Launch nothing: ",
         "Best in budget, one seed: eval reward 0.330 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.080 ± 0.042 over ",
-        "That is within its noise. What to change: diagnose ten 1",
+        "Its gain is within the noise. To see what to change: diagnose ten 1",
         "train --from ten 1",
     ),
 }

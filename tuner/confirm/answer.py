@@ -240,7 +240,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
         most = result.share_at_most(over, runs)
-        yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (95% upper bound {most:.0%}).", ()
+        yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (95% bound {most:.0%}).", ()
     if one.lost:
         yield f"{one.breaking}.", ()
     course = course_of(store, one.trial, view)
@@ -254,13 +254,13 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
         yield f"If more than {lost:.0%} of its runs broke, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        least = f"{fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of what training gained)"
-        text = f"seeds are too few to detect a gain of {least}"
+        least = f"{fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's gain)"
+        text = f"seeds are too few to detect {least}"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
             yield f"{result.MOST_SEEDS} {text}.", ()
         else:
-            yield f"{done.seeds} {text}; {seeds} would probably be enough.", _confirm(view, done, seeds)
+            yield f"{done.seeds} {text}; {seeds} should do.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(

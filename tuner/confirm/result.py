@@ -215,7 +215,7 @@ class Confirmed:
     def breaking(self) -> str:
         """`0 of 5 broke (at most 45%)`."""
         count, runs = len(self.lost), len(self.rewards)
-        return f"{count} of {runs} runs broke (95% upper bound {share_at_most(count, runs):.0%})"
+        return f"{count} of {runs} broke (95% bound {share_at_most(count, runs):.0%})"
 
     @property
     def name(self) -> str:
