@@ -29,7 +29,8 @@ from ppo_core.output import short
 from ppo_core.report import EvalReadings, Sample
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
-from tuner.confirm.result import Confirmed, Interval
+from tuner.confirm.intervals import Interval
+from tuner.confirm.result import Confirmed
 from tuner.environment import PROG
 from tuner.exchange.export_folder import TABLES
 from tuner.judge.diagnose import Diagnosis

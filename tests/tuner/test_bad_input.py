@@ -16,6 +16,7 @@ from ppo_core.tasks import skeleton
 from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
+from tuner.control.changes import spec_changes
 from tuner.files.folder import claim, held_folder
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
@@ -444,5 +445,5 @@ def test_every_command_has_cases() -> None:
 def test_the_study_file_of_the_cases_is_one_without_mistakes(place: Path) -> None:
     """So each case is refused for the one thing that was changed."""
     stored = StudySpec.from_dict(made_study.SPEC, "made")
-    changes = StudySpec.load(place / "made.toml").changes_to(stored)
+    changes = spec_changes(stored, StudySpec.load(place / "made.toml"))
     assert (changes.allowed, changes.refused) == ([], [])

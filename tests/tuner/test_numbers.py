@@ -13,7 +13,7 @@ from ppo_core.report import StepReport
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.confirm.headline import Headline
-from tuner.confirm.result import Interval, places_of
+from tuner.confirm.intervals import Interval, places_of
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import Tally
 

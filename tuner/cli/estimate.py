@@ -28,7 +28,7 @@ from ppo_core.loading.task_file import FOLDER_FILES, get_task
 from ppo_core.output import amount
 from ppo_core.report import DEVICES, require_device
 from tuner.cli.arguments import STORAGE_HELP
-from tuner.control.disk import Disk, disk, search_line
+from tuner.control.needs import Disk, configs_of_one_process, disk, search_line, shards_weights
 from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.store.commands import opened
@@ -63,9 +63,9 @@ def _request(args: argparse.Namespace) -> _Request:
         )
     if spec.trainer != PPO_TRAINER:
         raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
-    if spec.shards_weights:
+    if shards_weights(spec):
         raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not measured')
-    return _Request(spec.task, device, spec.configs_of_one_process(), spec)
+    return _Request(spec.task, device, configs_of_one_process(spec), spec)
 
 
 LOADING, SAMPLING, LEARNING = "loading", "sampling and scoring", "learning"

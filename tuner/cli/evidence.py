@@ -17,7 +17,8 @@ from ppo_core.errors import StudyError
 from ppo_core.output import KL_UNIT, NOTHING, pluralize, plus_minus
 from tuner.cli import render
 from tuner.confirm.headline import headlines
-from tuner.confirm.result import Confirmation, places_of, runs_text
+from tuner.confirm.intervals import places_of
+from tuner.confirm.result import Confirmation, runs_text
 from tuner.judge import diagnose as diagnoses
 from tuner.judge.results import read_study
 from tuner.store.commands import command, opened

@@ -22,7 +22,7 @@ from ppo_core.report import StepReport
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.control import events
-from tuner.control.disk import search_line
+from tuner.control.needs import search_line
 from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import FULL_TRIAL, Tally
 from tuner.store import OrderState, TrialRow

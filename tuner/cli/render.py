@@ -20,7 +20,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, nats, plain, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline
-from tuner.confirm.result import Interval
+from tuner.confirm.intervals import Interval
 from tuner.environment import shortened
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference

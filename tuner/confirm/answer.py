@@ -17,6 +17,7 @@ from ppo_core.config.kl_budget import is_within
 from ppo_core.output import decimals, fixed, measured, nats, pluralize, plus_minus, short
 from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
+from tuner.confirm.intervals import Interval, share_at_most
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
 from tuner.judge.best import standing, twice
@@ -71,7 +72,7 @@ class Gain:
         if self.mean is None:
             value = "not known"
         elif self.low is not None:
-            value = result.Interval(self.mean, self.low, self.high, 0).signed
+            value = Interval(self.mean, self.low, self.high, 0).signed
         return f"over the {self.over} (trial {self.trial}): {value}"
 
 
@@ -239,7 +240,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     """Yield the doubts on a confirmed configuration, the gravest first."""
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
-        most = result.share_at_most(over, runs)
+        most = share_at_most(over, runs)
         yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
     if one.lost:
         yield f"{one.breaking}.", ()
@@ -251,7 +252,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
-    if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
+    if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
         yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
         text = f"seeds can't show a gain of {fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's)"
@@ -341,7 +342,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "reward": confirmed.reward and asdict(confirmed.reward),
         "kl": confirmed.kl and asdict(confirmed.kl),
         "ends_within": confirmed.ends_within,
-        "breaks_at_most": result.share_at_most(len(confirmed.lost), len(confirmed.rewards)),
+        "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
     return {
         "trial": answer.number,

@@ -21,8 +21,9 @@ from ppo_core.config.kl_budget import bound
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
+from tuner.confirm.intervals import Interval, places_of
 from tuner.confirm.plan import chosen, label_of
-from tuner.confirm.result import Interval, beats, confirmations, longest_read, places_of
+from tuner.confirm.result import beats, confirmations, longest_read
 from tuner.judge.best import best_rank, is_reread, standing, twice
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds

@@ -19,8 +19,8 @@ from ppo_core.output import has_much_rounding, report_line, rounding_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
 from tuner.control import events, retry
-from tuner.control.disk import most_kept
 from tuner.control.held_out_readings import HeldOutReadings
+from tuner.control.needs import configs_of_one_process, extreme_configs, most_kept, shards_weights
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
@@ -157,10 +157,10 @@ class TrialLoop:
     def _prepare_task(self) -> bool:
         """Have a worker prepare the task; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
-        is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory is not known
-        configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
+        is_known = spec.trainer == PPO_TRAINER and not shards_weights(spec)  # else its memory is not known
+        configs = tuple(config.to_dict() for config in configs_of_one_process(spec).values()) if is_known else ()
         most = most_kept(spec, max(1, self._engine.free))
-        to_come = [config.to_dict() for config in spec.extreme_configs().values()]
+        to_come = [config.to_dict() for config in extreme_configs(spec).values()]
         trials = [*(row.config for row in self._study.rows), *to_come]
         value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
         alone = spec.gpus_per_trial == 1  # a trial's other processes would find its GPU filled

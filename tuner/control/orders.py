@@ -14,8 +14,9 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import RUN_LENGTH, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
+from tuner.control.changes import after_order, changed_spec
 from tuner.control.events import Limits
-from tuner.control.session import OpenStudy, after_order, changed_spec
+from tuner.control.session import OpenStudy
 from tuner.control.trial_files import ForkPoint, TrialFiles
 from tuner.files import folder as study_folder
 from tuner.judge import forks

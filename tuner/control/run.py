@@ -14,11 +14,12 @@ from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import get_task
 from ppo_core.output import pluralize
 from tuner.confirm.plan import Plan, cost_line, missing
+from tuner.control.changes import changed_spec
 from tuner.control.controller import TrialLoop
 from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
 from tuner.control.held_out_readings import due_readings
 from tuner.control.retry import StoreRetry
-from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
+from tuner.control.session import OpenStudy, accept, changed_task, open_study, reconcile
 from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line

@@ -21,12 +21,14 @@ from tuner.judge.best import best_trial, is_reread, standing
 from tuner.judge.paired import Difference, improvement, over
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.rules import blame_of
-from tuner.study.spec import SCALE_FREE, StudySpec
+from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Role, Status
 
 State = Literal["running", "paused", "finished", "unfinished"]
 UNREADABLE = "not readable"
 """State in `list` of a study whose stored spec cannot be read."""
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
+"""Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "TRL", "default"]
 
 
@@ -218,7 +220,7 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
             if name in trial.config
         }
     reference = spec.declared.reference
-    usual = spec.origins()
+    usual = reference_sources(spec)
     trial_0 = spec.reference_params()
 
     def source(name: str, value: HyperValue) -> Source:
@@ -241,6 +243,16 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
         return "TRL" if name in SCALE_FREE else "default"
 
     return {name: source(name, trial.config[name]) for name in HYPERPARAMETERS if name in trial.config}
+
+
+def reference_sources(spec: StudySpec) -> dict[str, Source]:
+    """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
+    values = spec.reference_params()
+    sources: dict[str, Source] = dict.fromkeys(spec.fixed, "study")
+    for name in spec.search:
+        is_ours = values.get(name) != HYPERPARAMETERS[name].default  # a share of its budget or length
+        sources[name] = "task" if name in spec.declared.reference else "study" if is_ours else "TRL"
+    return sources
 
 
 def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:

@@ -247,6 +247,11 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
+def usual_beta(kl_budget: float) -> float:
+    """Return the usual β for a KL budget, in spreads of the scores per nat."""
+    return BETA * beta_of_best(1.0, kl_budget)
+
+
 def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budget: float) -> dict[str, declare.Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
@@ -256,7 +261,7 @@ def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budge
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
-    beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
+    beta = float(task.reference.get("kl_coef") or usual_beta(kl_budget))
     own = {
         "kl_coef": declare.Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
         "kl_target": declare.Range(low * kl_budget, high * kl_budget),
