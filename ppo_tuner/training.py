@@ -110,7 +110,6 @@ def train(
 
 
 def train_keywords() -> list[str]:
-    """Return the flags of `ppo-tuner train` as keywords."""
     options = (option for action in command.build_parser()._actions for option in action.option_strings)
     return [option.removeprefix("--") for option in options if option.startswith("--")]
 

@@ -83,10 +83,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             f"After a confirmation it is what fresh seeds say; else, and under another budget, the best trial. {RULE} "
             "Exit status 1: no trial is within the budget.",
         ),
-        "diagnose": Command("show what is wrong with a trial, and the change to try next", "evidence:diagnose"),
+        "diagnose": Command("show what is wrong with a trial, and the change to try next", "read:diagnose"),
         "importance": Command(
             "show which hyperparameters mattered, and how sure that is",
-            "evidence:importance",
+            "read:importance",
             "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
         ),
         "logs": Command(
@@ -183,8 +183,6 @@ class _Overview(Parser):
 
 
 class _CommandParser(HyperparameterParser):
-    """The parser of one command."""
-
     def value(
         self, flag: str, metavar: str | None, kind: Callable[[str], Any], meaning: str, default: Any = None
     ) -> None:
@@ -227,12 +225,8 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     _add_managing_arguments(commands)
     new_task = commands["new-task"]
     new_task.add_argument("name", metavar="NAME", help="a new or empty folder; its name is the task's")
-    new_task.value(
-        "--policy",
-        "MODEL",
-        str,
-        "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
-    )
+    policy = "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)"
+    new_task.value("--policy", "MODEL", str, policy)
     new_task.add_argument("--reward", metavar="R", action="append", help="as of `train`, with --prompts: your own")
     new_task.value("--prompts", "DATA", str, "as of `train`, with --reward: your own; unset: the example, sums")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
@@ -256,19 +250,11 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
         parser.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
         parser.switch("--whole-budget", "spend the whole budget, even where another trial promises hardly any gain")
     confirm.study("a finished study's name")
-    confirm.value(
-        "--top",
-        "N",
-        positive_int,
-        f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})",
-    )
+    top = f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})"
+    confirm.value("--top", "N", positive_int, top)
     confirm.value("--seeds", "N", positive_int, f"runs of each (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
-    confirm.add_argument(
-        "--total_episodes",
-        metavar="N",
-        type=positive_int,
-        help="the runs' length, such as that of the launch (default: the study's)",
-    )
+    length = "the runs' length, such as that of the launch (default: the study's)"
+    confirm.value("--total_episodes", "N", positive_int, length)
     confirm.switch("--show", "run nothing: print what was confirmed so far")
     for parser in (demo, run, confirm):
         _add_worker_flags(parser)
@@ -289,12 +275,8 @@ def _add_worker_flags(parser: _CommandParser) -> None:
     parser.value("--engine", "ENGINE", engine, engines, LOCAL)
     interval = f"{WORKER_SETTINGS['checkpoint_seconds']['doc']} (default: the study's)"
     parser.value("--checkpoint-seconds", "S", float, interval)
-    parser.add_argument(
-        "--report_to",
-        metavar="TRACKER",
-        action="append",
-        help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated",
-    )
+    tracking = "send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated"
+    parser.add_argument("--report_to", metavar="TRACKER", action="append", help=tracking)
     parser.switch("--json", "print the result as JSON; progress goes to stderr")
 
 
@@ -303,9 +285,8 @@ def _add_looking_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (show, compare, best, diagnose, importance, logs):
         parser.study()
     show.trial(is_required=False)
-    compare.add_argument(
-        "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
-    )
+    several = "at least two; differences are from the first"
+    compare.add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help=several)
     best.value("--kl-budget", "X", positive, "nats per response (default: the study's budget)")
     diagnose.trial()
     logs.trial()
@@ -337,19 +318,15 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
     report.switch("--force", "replace an existing file")
     export.trial(is_required=False, meaning="a trial's number, for --to")
     either = export.add_mutually_exclusive_group(required=True)
-    either.add_argument(
-        "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
+    whole, one = (
+        f"export the whole study as one of {', '.join(FORMATS)}",
+        f"a configuration for one of {', '.join(TRAINERS)}",
     )
-    either.add_argument(
-        "--to", metavar="TRAINER", type=kinds.trainer, help=f"a configuration for one of {', '.join(TRAINERS)}"
-    )
-    export.add_argument(
-        "-o",
-        "--output",
-        metavar="PLACE",
-        help="a new folder (default: STUDY-export); for optuna an SQLite file or a "
-        "database URL (default: STUDY.optuna.db); with --to a new file (default: stdout)",
-    )
+    either.add_argument("--format", metavar="FORMAT", choices=FORMATS, help=whole)
+    either.add_argument("--to", metavar="TRAINER", type=kinds.trainer, help=one)
+    place = "a new folder (default: STUDY-export); for optuna an SQLite file or a database URL (default: "
+    place += "STUDY.optuna.db); with --to a new file (default: stdout)"
+    export.add_argument("-o", "--output", metavar="PLACE", help=place)
     export.switch("--force", "replace an older export there")
     copy.add_argument("--to", metavar="URL", required=True, help="the other store; created if it does not exist")
     copy.value("--name", "NEW", str, "the copy's name (default: the study's)")

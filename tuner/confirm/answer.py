@@ -32,15 +32,12 @@ from tuner.study.status import Origin, Status
 
 
 class Badge(StrEnum):
-    """Certainty of a study's answer."""
-
     ONE_SEED = "one seed"
     CONFIRMED = "confirmed"
     TIE = "a tie"
 
     @property
     def meaning(self) -> str:
-        """Sentence for tooltips and docs."""
         return _MEANINGS[self]
 
 
@@ -78,8 +75,6 @@ class Gain:
 
 @dataclass(frozen=True)
 class Answer:
-    """The recommendation for a KL budget."""
-
     study: str
     trial: TrialRow
     """Valued under the budget."""
@@ -145,7 +140,6 @@ class Answer:
 
     @property
     def gained(self) -> str:
-        """Its gains in a sentence; empty without any."""
         text = "; ".join(gain.text for gain in self.gains)
         return f"{text[:1].upper()}{text[1:]}." if text else ""
 
@@ -285,7 +279,6 @@ def _of_one_seed(
 
 
 def _samples(view: StudyView, trial: TrialRow) -> tuple[str, ...]:
-    """Return the words of the command that shows a trial's samples."""
     return ("show", view.row.name, str(trial.number))
 
 
@@ -360,9 +353,9 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "test_kl": test and test.kl,
         "confirmed": confirmation,
         "decision": answer.decision,
-        "certainty": answer.evidence,
+        "evidence": answer.evidence,
         "gains": [asdict(gain) for gain in answer.gains],
-        "cautions": [answer.doubt] if answer.doubt else [],
+        "doubt": answer.doubt or None,
         "remedy": remedy,
         "has_learned": answer.has_learned,
         "launch": launch,

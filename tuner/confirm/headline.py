@@ -21,8 +21,6 @@ UNTRAINED = "none trained in budget"
 
 @dataclass(frozen=True)
 class Headline:
-    """A trial's one number."""
-
     trial: TrialRow
     """Valued under the view's KL budget."""
     confirmed: Confirmed | None
@@ -37,7 +35,6 @@ class Headline:
 
     @property
     def kl(self) -> float | None:
-        """KL at that reward, in nats per response."""
         if self.confirmed is not None and self.confirmed.kl is not None:
             return self.confirmed.kl.mean
         return None if self._stands is None else self._stands.kl
@@ -72,7 +69,6 @@ def headline_data(headline: Headline | None) -> dict[str, Any]:
 
 
 def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = None) -> dict[int, Headline]:
-    """Return the trials' numbers under the view's KL budget, by the trial's number."""
     fresh = on_fresh_seeds(confirmations(store, view) if view.is_own_budget else ())
     return {row.number: Headline(row, fresh.get(row.number)) for row in (view.trials if rows is None else rows)}
 

@@ -44,7 +44,6 @@ class Interval:
 
     @property
     def is_above_0(self) -> bool:
-        """True if the whole interval is above 0."""
         return self.low is not None and self.low > 0
 
     @property
@@ -149,7 +148,6 @@ class Spread:
 
 
 def pooled(readings: Iterable[Readings]) -> Spread:
-    """Return the spread that configurations share."""
     sound = [each.sound for each in readings if len(each.sound) > 1]
     freedom = sum(len(values) - 1 for values in sound)
     squares = sum((len(values) - 1) * statistics.variance(values) for values in sound)

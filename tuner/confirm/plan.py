@@ -39,8 +39,6 @@ def label_of(trial: TrialRow) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The request for a confirmation."""
-
     top: int | None = None
     """Number of best configurations, beside those that are always confirmed; None: up to DEFAULT_TOP."""
     seeds: int = DEFAULT_SEEDS
@@ -78,13 +76,13 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
         ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
     """
     best, always = candidates(rows, spec), always_confirmed(rows)
-    if not best and top is None and any(best_rank(row, spec.kl_budget) is not None for row in always):
-        return always  # one of them is the study's answer
-    beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
-    there_are = f"the study has {pluralize(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
     if not best and top is None:
+        if any(best_rank(row, spec.kl_budget) is not None for row in always):
+            return always  # one of them is the study's answer
         raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
     if top is not None and len(best) < top:
+        beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
+        there_are = f"the study has {pluralize(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
     return [*best[: top or DEFAULT_TOP], *always]
 
@@ -107,16 +105,10 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
         )
     for seed in range(spec.seed + 1, spec.seed + 1 + plan.seeds):  # none that the search uses
         for parent in parents:
-            trial = NewTrial(
-                number=len(rows) + len(wanted),
-                origin=parent.origin,
-                config={**parent.config, "seed": seed, "total_episodes": plan.length(spec)},
-                params=parent.params,
-                threads=parent.threads,
-                status=Status.WAITING,
-                parent=parent.number,
-                role=Role.CONFIRM,
-            )
+            number, length = len(rows) + len(wanted), plan.length(spec)
+            config = {**parent.config, "seed": seed, "total_episodes": length}
+            of_parent = (parent.origin, config, parent.params, parent.threads)
+            trial = NewTrial(number, *of_parent, Status.WAITING, parent=parent.number, role=Role.CONFIRM)
             run = whole_run(rows, trial)
             require_reached(run.stages, PPOConfig.from_dict(trial.config), parent.number)
             if run not in confirmed:
@@ -125,8 +117,6 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
 
 
 class WholeRun(NamedTuple):
-    """The full recipe of a trial from its start."""
-
     stages: Sequence[Stage]
     config: Mapping[str, HyperValue]
 

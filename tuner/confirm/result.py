@@ -102,7 +102,6 @@ class Confirmation:
 
     @property
     def read(self) -> list[Confirmed]:
-        """The configurations of which a run was read."""
         return [one for one in self.configurations if one.rewards]
 
     @property
@@ -112,7 +111,6 @@ class Confirmation:
 
     @property
     def spread(self) -> Spread:
-        """The spread of rewards that the configurations share."""
         return pooled(one.readings for one in self.read)
 
     def lead(self, one: Confirmed, other: Confirmed | None) -> Interval | None:
@@ -146,7 +144,6 @@ class Confirmation:
 
     @property
     def is_whole(self) -> bool:
-        """True if every run was read or failed."""
         return not any(one.open for one in self.configurations)
 
     @property
@@ -189,7 +186,6 @@ class Confirmation:
 
     @property
     def verdict(self) -> str:
-        """Decision and its reason, in a sentence."""
         best, choice, rival = self.best, self.choice, self.rival
         if best is None:
             return "No confirming run has been evaluated on the test prompts yet."
@@ -346,7 +342,6 @@ def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | Non
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
-    """Return the JSON object of `confirm`."""
     return {
         "total_episodes": one.total_episodes,
         "prompts": one.prompts,

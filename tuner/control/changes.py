@@ -45,7 +45,6 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
 
 
 def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | str | None]]:
-    """Return the record updated by an order `set`."""
     ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
     return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
 

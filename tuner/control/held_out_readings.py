@@ -37,7 +37,6 @@ class HeldOutReadings:
         return [job for job in jobs if (job.number, job.step, job.split) not in self._tried]
 
     def begin(self, job: ReadCheckpoint) -> None:
-        """Note that a worker runs the job."""
         self._tried.add((job.number, job.step, job.split))
         self.running[job.number] = job
 

@@ -153,15 +153,12 @@ class OrderDesk:
         is_early = self._study.unstored is not None
         return [o for o in waiting if o.id not in self._forking and not (is_early and o.kind == "set")]
 
-    def decide(self, order: Order) -> None:
+    def decide(self, order: Order, carry_out: Callable[[], Sequence[int]] | None = None) -> None:
         """Carry out or refuse an order; a fork is decided once its checkpoint has been copied."""
-        self._decide(order, lambda: self._carry_out(order))
-
-    def _decide(self, order: Order, carry_out: Callable[[], Sequence[int]]) -> None:
         study = self._study
         changed: Sequence[int] = ()
         try:
-            changed = carry_out()
+            changed = self._carry_out(order) if carry_out is None else carry_out()
         except StoreError:
             raise  # says nothing about the order
         except PPOTunerError as error:
@@ -186,9 +183,7 @@ class OrderDesk:
                 return self._set(order)
             case "retry":
                 return self._retry(order)
-        if order.trial is None:
-            return self._steer_study(order)
-        return self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
+        return self._steer_study(order) if order.trial is None else self._steer_trial(order, order.trial)
 
     def _steer_study(self, order: Order) -> Sequence[int]:
         table = schema.studies
@@ -236,7 +231,8 @@ class OrderDesk:
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
 
-    def _steer_trial(self, order: Order, row: TrialRow) -> Sequence[int]:
+    def _steer_trial(self, order: Order, number: int) -> Sequence[int]:
+        row = self._study.store.trial(self._study.row, number)
         check_trial_order(order.kind, row)
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
         self._study.store.decide(self._study.lease, order, effect)
@@ -311,7 +307,7 @@ class OrderDesk:
 
         def then(fork_point: Future[ForkPoint]) -> None:
             self._forking.discard(order.id)
-            self._decide(order, lambda: self._add_fork(order, parent, fork_point.result()))
+            self.decide(order, lambda: self._add_fork(order, parent, fork_point.result()))
 
         values, episode = order.arguments.get("values", {}), order.arguments.get("episode")
         self._files.fork(parent, f"fork-{order.id}", values, episode, then)

@@ -16,7 +16,7 @@ from tuner.study.status import WORKER_LOST, Reason, Status
 
 
 @dataclass(frozen=True)
-class Policy:
+class RetryPolicy:
     """How long something is waited for: seconds to the first retry, doubled with each, at most, and in all."""
 
     first: float
@@ -24,9 +24,9 @@ class Policy:
     limit: float = 3_600.0
 
 
-STORE = Policy(first=0.5, longest=30.0)
+STORE = RetryPolicy(first=0.5, longest=30.0)
 """The controller's wait for its store."""
-OUTAGE = Policy(first=10.0, longest=600.0)
+OUTAGE = RetryPolicy(first=10.0, longest=600.0)
 """A trial's wait for what is not its fault, such as a reward's server or a full disk."""
 _SLICE = 0.5  # seconds between two checks whether a stop was asked for
 
@@ -34,7 +34,7 @@ _SLICE = 0.5  # seconds between two checks whether a stop was asked for
 class Trouble:
     """Something that is waited for; `emit` takes one line when it begins and one when it is over."""
 
-    def __init__(self, emit: Callable[[str], None], policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(self, emit: Callable[[str], None], policy: RetryPolicy, clock: Callable[[], float]) -> None:
         self._emit, self._policy, self._clock = emit, policy, clock
         self._began: float | None = None
         self._next_wait = policy.first
@@ -50,7 +50,6 @@ class Trouble:
         return min(now + wait, deadline) if now < deadline else None
 
     def end(self, what: str) -> None:
-        """Report that it is over, if it had begun."""
         if self._began is not None:
             self._emit(f"{what} after {duration(self._clock() - self._began)}")
             self._began = None
@@ -64,7 +63,7 @@ class StoreRetry:
         emit: Callable[[str], None],
         is_stopping: Callable[[], bool] = lambda: False,
         *,
-        policy: Policy = STORE,
+        policy: RetryPolicy = STORE,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -79,7 +78,6 @@ class StoreRetry:
         return until is not None and not self._is_stopping()
 
     def end(self) -> None:
-        """Report that the store answers again, if it had failed."""
         self._trouble.end("the store answers again")
 
 
@@ -94,7 +92,10 @@ class OutageWatch:
     """The trials that wait for an external problem to clear, each with doubling waits."""
 
     def __init__(
-        self, emit: Callable[[str], None], policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        emit: Callable[[str], None],
+        policy: RetryPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._emit, self._policy, self._clock = emit, policy or OUTAGE, clock
         self._waiting: dict[int, _Waiting] = {}

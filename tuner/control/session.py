@@ -19,8 +19,7 @@ from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
-from tuner.store import Lease, Store, StudyRow, TrialRow
-from tuner.store.commands import command
+from tuner.store import Lease, Store, StudyRow, TrialRow, command
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
 from tuner.study.study_file import OF_A_SCHEDULE

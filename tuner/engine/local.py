@@ -21,7 +21,6 @@ from tuner.engine.protocol import Job, Lost, Message, is_last, is_worker_spent
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,8 +41,6 @@ def busy_line() -> str | None:
 
 @dataclass(frozen=True)
 class _Busy:
-    """A worker at its job."""
-
     worker: WorkerProcess
     watch: HangTimeout
 
@@ -55,7 +52,7 @@ class LocalEngine(Engine):
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
-        self._gpus = needs.places
+        self._gpus = needs.gpu_groups
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
         self._stuck: list[WorkerProcess] = []
@@ -88,7 +85,6 @@ class LocalEngine(Engine):
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to an idle worker, or to a new one."""
         ranks = self._needs.gpus_per_trial
         if job.ranks > ranks:
             raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {ranks} here")

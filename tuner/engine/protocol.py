@@ -122,8 +122,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The task is ready."""
-
     digests: Mapping[str, str] = field(default_factory=dict)
     """See `ppo_core.loading.digest`."""
 
@@ -147,8 +145,6 @@ class Stepped:
 
 @dataclass(frozen=True)
 class CheckpointResult:
-    """Result of reading a checkpoint."""
-
     reading: SplitReading | None
     why_not: str | None = None
     """Reason that a reading is impossible."""
@@ -211,7 +207,6 @@ Message = Progress | Prepared | Entered | Stepped | CheckpointResult | Ended | C
 
 
 def is_last(message: Message) -> bool:
-    """Return True if a message ends its job."""
     return not isinstance(message, Progress | Entered | Stepped)
 
 

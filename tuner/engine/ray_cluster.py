@@ -26,8 +26,6 @@ _LONGEST = 400  # longest error, in characters, that is shown whole
 
 @dataclass(frozen=True)
 class Node:
-    """A live node of the cluster."""
-
     id: str
     name: str
     cpus: float
@@ -42,7 +40,6 @@ class RayCluster:
         self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
 
     def __enter__(self) -> Self:
-        """Connect."""
         is_local = self.address == _LOCAL
         options = {"include_dashboard": False, "object_store_memory": _STORE_BYTES} if is_local else {}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

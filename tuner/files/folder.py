@@ -98,7 +98,6 @@ def _owner(study: StudyRow) -> dict[str, object]:
 
 
 def is_of(folder: Path, study: StudyRow) -> bool:
-    """Return True if a folder is marked as the study's."""
     try:
         return bool(json.loads((folder / _OWNER).read_text(encoding="utf-8")) == _owner(study))
     except (OSError, ValueError):

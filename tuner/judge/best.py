@@ -39,7 +39,6 @@ Rank = tuple[float, bool, float, int]
 
 
 def best_rank(trial: TrialRow, kl_budget: float) -> Rank | None:
-    """Return a trial's sort key; None: it cannot be the best."""
     found = standing(trial)
     if found is None or not found.bound <= kl_budget or not is_eligible(trial):
         return None
@@ -72,7 +71,6 @@ def twice(trial: TrialRow) -> str:
 
 
 def standing(trial: TrialRow) -> Standing | None:
-    """Return how a trial stands; None: it has no finite value."""
     value, kl = trial.value, trial.kl
     if value is None or kl is None or not math.isfinite(value):
         return None

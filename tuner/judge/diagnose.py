@@ -41,8 +41,6 @@ NEAR = 1.3
 
 @dataclass(frozen=True)
 class Measurement:
-    """Reading of one sign of health."""
-
     sign: Sign
     value: float | None
     """None: not measured, or too few steps."""
@@ -70,7 +68,6 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """The change in words."""
         return f"{self.name} = {short(self.value)} (was {short(self.was)})"
 
 
@@ -94,7 +91,6 @@ class Course:
 
     @property
     def total(self) -> int:
-        """Episodes of the whole trial."""
         return self.checked.total_episodes
 
     def window(self, share: float) -> int:
@@ -134,7 +130,6 @@ class Course:
 
     @cached_property
     def blame(self) -> Blame | None:
-        """Kind of problem for which the guard ended it, or None."""
         return blame_of(self.reason)
 
     @cached_property
@@ -147,7 +142,6 @@ class Course:
 
     @cached_property
     def diagnoses(self) -> list["Diagnosis"]:
-        """See `diagnose`."""
         return diagnose(self)
 
     @cached_property
@@ -199,7 +193,9 @@ class Course:
             open_factor = math.sqrt(factor) if moved == "learning_rate" else factor
             name, power = knob_of(moved, self.config)
             times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared) ** power
-            if name == "kl_target" and times > 1 and self._is_under_target:
+            # Where a β that holds the KL at the target could not bring it there, a higher target changes nothing.
+            is_under_target = self.checked.keeps_kl_step and not self.end_kl * NEAR >= (self.checked.kl_target or 0.0)
+            if name == "kl_target" and times > 1 and is_under_target:
                 continue
             was = self._in_force(name)
             if was is None:
@@ -209,11 +205,6 @@ class Course:
             if is_same_way and not math.isclose(value, was, rel_tol=0.05) and self._is_allowed(name, value):
                 return Diagnosis(limit.label, finding, name, was, value)
         return None
-
-    @property
-    def _is_under_target(self) -> bool:
-        """True if a β that holds the KL at the target could not bring it there: a higher target changes nothing."""
-        return self.checked.keeps_kl_step and not self.end_kl * NEAR >= float(self.checked.kl_target or 0.0)
 
     def _in_force(self, name: str) -> float | None:
         """Return a number, with the default filled in; None if it is unset or has no effect."""
@@ -296,7 +287,6 @@ def kl_step_off(course: Course) -> Diagnosis | None:
 
 
 def out_of_range(label: str) -> Check:
-    """Return the check of the signs of health with this label."""
 
     def check(course: Course) -> Diagnosis | None:
         out = [reading for reading in course.readings if reading.is_out and reading.sign.label == label]
@@ -410,13 +400,11 @@ def why_nothing(trial: TrialRow) -> str:
 
 
 def enqueued(trial: TrialRow, diagnosis: Diagnosis) -> dict[str, HyperValue]:
-    """Return the values of a trial that tries the change."""
     others = {name: value for name, value in trial.params.items() if value is not None}
     return {**others, diagnosis.name: diagnosis.value}
 
 
 def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that enqueues a trial of the change."""
     changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, diagnosis).items()]
     return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, diagnosis)]
 

@@ -131,8 +131,6 @@ def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage,
 
 @dataclass(frozen=True)
 class Kept:
-    """Location of a checkpoint on this machine."""
-
     path: Path | None
     """None: not here."""
     why_not: str = ""

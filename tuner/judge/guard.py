@@ -36,8 +36,6 @@ READ = tuple(dict.fromkeys((*CORE, *WATCHED, RETURN_STD, KL_GAP_NOISE)))
 
 @dataclass(frozen=True)
 class GuardState:
-    """The guard's memory between two steps."""
-
     first: Mapping[str, float] = field(default_factory=dict)
     """First finite reading of each watched metric."""
     broken: Mapping[str, int] = field(default_factory=dict)
@@ -105,7 +103,6 @@ class Guard:
         return reason
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
-        """Return the state for a checkpoint; at the end of a stage with new patience."""
         if ends_stage:
             self._state = self._state.with_new_patience()
         return {GUARD: self._state.to_dict(), WATCH: asdict(self._watched)}
@@ -217,8 +214,6 @@ SMOOTHING = 1 / 3
 
 @dataclass(frozen=True)
 class WatchState:
-    """The watch's memory between two steps."""
-
     kl: float | None = None
     """The last reading: mean rollout KL of a part of an evaluation interval, in nats per response; None before any."""
     change: float = 0.0

@@ -40,8 +40,6 @@ RULE = (
 
 @dataclass(frozen=True)
 class Symptom:
-    """One reading that may worsen while reward rises."""
-
     name: str
     is_worse: bool | None
     """None: it was not measured."""
@@ -54,8 +52,6 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Finding:
-    """One trial held against the rule."""
-
     trial: int
     verdict: Verdict
     rise: float
@@ -66,7 +62,6 @@ class Finding:
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """Symptoms that worsened, each with its numbers."""
         return tuple(symptom.text for symptom in self.readings if symptom.is_worse)
 
 
@@ -102,7 +97,6 @@ def is_measured(row: Step, metric: str) -> bool:
 
 
 def values(steps: Iterable[Step], metric: str) -> list[float]:
-    """Return the numbers of a metric, in order of step."""
     return [float(row[metric]) for row in steps if is_measured(row, metric)]
 
 

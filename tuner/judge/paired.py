@@ -25,8 +25,6 @@ Rewards = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """A reward minus another."""
-
     mean: float
     se: float | None
     """Standard error over the prompts, or None if unknown."""
@@ -40,12 +38,10 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """The difference with its standard error."""
         return plus_minus(self.mean, self.se, signed=True)
 
     @property
     def verdict(self) -> str:
-        """The difference's significance in words."""
         if self.se is None or self.se <= 0:
             return "its noise is not known"
         exceeds = "more than" if abs(self.mean) > ERRORS * self.se else "within"
@@ -53,15 +49,9 @@ class Difference:
 
     @property
     def evidence(self) -> str:
-        """Basis of the verdict, in words."""
         times = f"{abs(self.mean) / self.se:.1f} standard errors, " if self.se else ""
-        return f"{times}{self.basis}; one seed each"
-
-    @property
-    def basis(self) -> str:
-        """Basis of the standard error, in words."""
-        prompts = pluralize(self.prompts, "eval prompt")
-        return f"paired on {prompts}" if self.prompts else "not paired, so rather too large"
+        paired = f"paired on {pluralize(self.prompts, 'eval prompt')}"
+        return f"{times}{paired if self.prompts else 'not paired, so rather too large'}; one seed each"
 
 
 def improvement(store: Store, trial: TrialRow) -> Difference | None:

@@ -34,16 +34,12 @@ Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "T
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean, and its standard error if known."""
-
     mean: float
     se: float | None = None
 
 
 @dataclass(frozen=True)
 class StudyView:
-    """A study as stored, with its spec and trials."""
-
     row: StudyRow
     spec: StudySpec
     trials: tuple[TrialRow, ...]
@@ -150,9 +146,8 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
 
-    kept_points = scoring.kept_of_front(
-        scoring.own_fronts(store, view.trials), lambda point: path_of(point) is not None
-    )
+    fronts = scoring.own_fronts(store, view.trials)
+    kept_points = scoring.kept_of_front(fronts, lambda point: path_of(point) is not None)
     numbers = {point.trial for point in kept_points}
     evaluations = scoring.evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
     points = []
@@ -186,7 +181,6 @@ class Costs:
 
     @property
     def text(self) -> str:
-        """One line for people."""
         parts = [f"{seconds:.0f} in {count} {what}" for what, (count, seconds) in self.by.items()]
         return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
 
@@ -262,7 +256,6 @@ def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
 
 
 def study_summary(view: StudyView) -> dict[str, Any]:
-    """Return one object of `list`."""
     best = view.best()
     return {
         "name": view.row.name,
@@ -318,7 +311,6 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
 
 
 def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
-    """Return the items of `front` for JSON."""
     return [
         {
             **{name: getattr(point, name) for name in ("trial", "step", "episode", "budget")},
@@ -330,12 +322,12 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
     ]
 
 
-def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
+def best_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any]:
     """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
-        "kl_budget": kl_budget,
+        "kl_budget": view.spec.kl_budget,
         **with_error("kl", value_kl(store, trial)),
         **with_error("baseline", baseline(store, trial)),
         **with_error("improvement", improvement(store, trial)),

@@ -73,7 +73,6 @@ def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
 
 
 def evaluations_by_trial(store: Store, rows: Iterable[TrialRow]) -> dict[int, Evaluations]:
-    """Return the evaluations of each trial, by the trial's number."""
     number_of = {row.id: row.number for row in rows}
     evaluations: dict[int, list[Mapping[str, Any]]] = {number: [] for number in number_of.values()}
     for row in store.steps(number_of, EVALUATION_METRICS, evaluations_only=True):
@@ -101,14 +100,11 @@ def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
 
 
-def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
-    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`."""
+def judged(
+    store: Store, row: TrialRow, spec: StudySpec, status: Status = Status.PAUSED, reason: Reason | None = None
+) -> Outcome:
+    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`; by default so far."""
     return outcome(evaluations_of(store, row), spec, status, reason)
-
-
-def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
-    """Return a paused trial's outcome so far."""
-    return judged(store, row, spec, Status.PAUSED, None)
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
@@ -223,7 +219,6 @@ def charged(row: TrialRow, whole: int) -> int:
 
 
 def charged_seconds(row: TrialRow) -> float:
-    """Return the seconds that a study's budget in time is charged for a trial."""
     return max(row.seconds, LEAST_SECONDS if row.status.is_final else 0.0)
 
 
@@ -235,7 +230,6 @@ def seconds_of_whole(rows: Iterable[TrialRow], whole: int) -> float:
 
 
 def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
-    """Return how far a study is."""
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]

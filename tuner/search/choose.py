@@ -26,29 +26,20 @@ MOST_MERGED = 8  # most points of a search that are the same configuration: mini
 
 
 @dataclass(frozen=True)
-class Resume:
-    """Run a waiting or interrupted trial."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class New:
-    """Start a new trial."""
-
     params: Mapping[str, HyperValue] | None
     """Its searched values; None: proposed by the sampler."""
     origin: Origin
     label: str = ""
 
 
-def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | New | None:
-    """Return the next trial to run, or None: interrupted ones first, then waiting ones, then a new one.
+def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> int | New | None:
+    """Return what runs next, or None: the number of an interrupted trial, else of a waiting one, else a new one.
 
     `busy` are the trials that a worker has, to train them or to read them.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
-        return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
+        return min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number
     return _new(spec, rows) if _may_start(spec, rows) else None
 
 
@@ -63,7 +54,6 @@ def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]
 
 
 def counting_trials(rows: Rows) -> list[TrialRow]:
-    """Return the trials that count towards the study's total."""
     return [row for row in rows if row.counts_toward_total]
 
 
@@ -80,7 +70,6 @@ def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the unended trials that wait or were interrupted."""
     return [row for row in unended(spec, rows) if row.status is not Status.PAUSED]
 
 

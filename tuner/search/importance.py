@@ -64,7 +64,6 @@ class Importance:
 
     @property
     def is_sure(self) -> bool:
-        """True if it is more than chance."""
         return self.chance <= CHANCE
 
 

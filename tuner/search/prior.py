@@ -32,7 +32,6 @@ Values = Mapping[str, HyperValue]
 
 
 def first_params(search: Search, centre: Values, seed: int, number: int) -> dict[str, HyperValue]:
-    """Return the params of one of a search's first trials."""
     random = np.random.default_rng([seed, number, 1])  # the 1: NumPy ignores zeros at the end of a seed
     if random.random() >= AROUND:
         return spread_params(search, seed, number)

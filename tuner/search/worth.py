@@ -52,7 +52,6 @@ def expected_gain(values: Sequence[float], errors: Sequence[float]) -> float:
 
 
 def ends_early(spec: StudySpec, rows: Sequence[TrialRow]) -> bool:
-    """Return True if a search ends before its budget is spent."""
     if spec.listed or not spec.stop_early:
         return False
     found = outlook(rows)

@@ -266,7 +266,6 @@ class Database:
 
 
 def renew(connection: Connection, lease: Lease) -> None:
-    """Renew the lease, or raise StudyError if it was lost."""
     table = schema.studies
     held_row = update(table).where(table.c.id == lease.study_id, table.c.lease_token == lease.token)
     if connection.execute(held_row.values(lease_renewed_at=now(connection))).rowcount != 1:
@@ -274,7 +273,6 @@ def renew(connection: Connection, lease: Lease) -> None:
 
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
-    """Return a one-line error without the password."""
     cause = getattr(error, "orig", None) or error
     if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
         return read_only(url)

@@ -21,8 +21,6 @@ Effect = Callable[[Connection], str]
 
 
 class Orders(Database):
-    """The store's orders."""
-
     def place_order(
         self, study: StudyRow, kind: str, trial: int | None, arguments: Mapping[str, Any], *, key: str | None = None
     ) -> Order:
@@ -74,7 +72,6 @@ class Orders(Database):
         self._write(lease, decide)
 
     def refuse(self, lease: Lease, order: Order, why: str) -> None:
-        """Record why an order was refused, unless it was already decided."""
         self.decide(lease, order, lambda _: why, OrderState.REFUSED)
 
 

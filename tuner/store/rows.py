@@ -66,8 +66,6 @@ class Lease:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One study as stored."""
-
     id: int
     name: str
     spec: dict[str, Any]
@@ -249,8 +247,6 @@ class Outcome:
 
 
 class OrderState(StrEnum):
-    """State of an order."""
-
     WAITING = "waiting"
     DONE = "done"
     REFUSED = "refused"

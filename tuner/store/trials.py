@@ -25,8 +25,6 @@ STEP_KEYS = ("trial_id", "step", "episode", "at")
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A trial to be recorded."""
-
     number: int
     origin: Origin
     config: Mapping[str, HyperValue]
@@ -45,8 +43,6 @@ class NewTrial:
 
 
 class Trials(Database):
-    """The store's trials."""
-
     def trials(self, study: StudyRow) -> list[TrialRow]:
         table, has_controller = schema.trials, study.has_controller
         query = select(table).where(table.c.study_id == study.id).order_by(table.c.number)
@@ -197,9 +193,8 @@ class Trials(Database):
         }
 
     def last_step(self, trial_id: int) -> int | None:
-        last: int | None = self._scalar(
-            select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
-        )
+        steps = schema.steps
+        last: int | None = self._scalar(select(func.max(steps.c.step)).where(steps.c.trial_id == trial_id))
         return last
 
     def samples(
@@ -212,7 +207,6 @@ class Trials(Database):
         return self._rows(_of_trials(query, table, trial_ids, step))
 
     def sample_tokens(self, trial_id: int, step: int, prompt_index: int) -> TokenReadings | None:
-        """Return one sample's readings per token, or None."""
         table = schema.samples
         query = _of_trials(select(table.c.tokens), table, [trial_id], step).where(table.c.prompt_index == prompt_index)
         stored = self._scalar(query)
@@ -245,7 +239,6 @@ def _update(connection: Connection, trial_id: int, **values: Any) -> None:
 
 
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
-    """Record a trial's result, in a transaction that is under way."""
     _update(connection, trial_id, **asdict(outcome), ended_at=time.time(), wanted=None)
 
 
@@ -260,7 +253,6 @@ def write_resumption(connection: Connection, trial_id: int) -> None:
 
 
 def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
-    """Replace the trials' judgements, in a transaction that is under way."""
     for row in judged:
         _update(connection, row.id, **{name: getattr(row, name) for name in JUDGEMENT})
 

@@ -104,13 +104,11 @@ class Limit:
 
     @property
     def range(self) -> str:
-        """Range of a sound reading, in words."""
         times = f"{self.limit:g} times {self.relative_to}" if self.limit != 1 else self.relative_to
         return f"{'at least' if self.breaks_below else 'at most'} {times if self.relative_to else f'{self.limit:g}'}"
 
     @property
     def change(self) -> str:
-        """The changes, in words."""
         return ", else ".join(_in_words(name, factor > 1) for name, factor in self.moves)
 
     def reads(self, value: float) -> str:
@@ -124,8 +122,6 @@ class Limit:
 
 @dataclass(frozen=True)
 class Rule(Limit):
-    """A limit that ends a trial."""
-
     blame: Blame = "broken"
     valid: Bounds | None = None
     """Allowed limits in a study file; None: it sets none, and switches the rule on or off by true or false."""
@@ -136,14 +132,11 @@ class Rule(Limit):
 
     @property
     def allowed(self) -> str:
-        """The allowed settings, in words."""
         return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
 
 
 @dataclass(frozen=True)
 class Sign(Limit):
-    """A sign of what is wrong with a trial."""
-
     after: float = 0.0
     """Share of the run's iterations to be read for a verdict, 2 at least; of health or of the KL step."""
     of_whole_run: bool = False
@@ -272,8 +265,6 @@ def blame_of(reason: Reason | None) -> Blame | None:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """The limits of one study's guard."""
-
     kl_limit: float
     """In nats per response."""
     patience: int = 3

@@ -19,12 +19,10 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True if the trial has ended for good."""
         return self not in (Status.WAITING, Status.RUNNING, Status.PAUSED)
 
     @property
     def meaning(self) -> str:
-        """One sentence for tooltips and docs."""
         return _MEANINGS[self]
 
 
@@ -108,8 +106,6 @@ STOPPED_BY_PERSON = Reason(PERSON, "stopped by a person")
 
 @dataclass(frozen=True)
 class OrderKind:
-    """One kind of order."""
-
     name: str
     trial: Literal["needed", "allowed", "none"]
     """If "allowed", an order without a trial concerns the whole study."""

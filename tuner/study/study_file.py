@@ -108,8 +108,6 @@ TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
 
 
 class Time(NamedTuple):
-    """A time as it was given."""
-
     amount: float
     unit: str
     """As it is printed: `s`, `min` or `h`."""
@@ -131,8 +129,6 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """The sampler, and when it takes over."""
-
     name: str = "tpe"
     """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
     startup_trials: int = 4
@@ -141,7 +137,6 @@ class SamplerSpec:
 
     @property
     def is_own(self) -> bool:
-        """True for a user's own sampler."""
         return self.name not in SAMPLERS
 
 
@@ -274,10 +269,8 @@ def read_search(
     values: Mapping[str, Any], advised: Mapping[str, declare.Range], where: str
 ) -> dict[str, declare.Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
-    search = {
-        name: _read_dimension(require_name(name, where), value, advised, f"{where}.{name}")
-        for name, value in values.items()
-    }
+    read = {name: (require_name(name, where), value) for name, value in values.items()}
+    search = {name: _read_dimension(*pair, advised, f"{where}.{name}") for name, pair in read.items()}
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
@@ -345,19 +338,16 @@ def read_task(value: object, where: str) -> Task:
     try:
         if isinstance(value, Mapping):
             task = read_table(value, file, f"{where}: task.")
-            return task if _states(file, task) else replace(task, name=stated_name(value, file.parent))
+            with suppress(TaskError):
+                if file.suffix == ".toml" and replace(read_task_file(str(file)), name=task.name) == task:
+                    return task
+            return replace(task, name=stated_name(value, file.parent))
         name = checks.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_path = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / user_path(name)) if is_path else name)
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
-
-
-def _states(file: Path, task: Task) -> bool:
-    with suppress(TaskError):
-        return file.suffix == ".toml" and replace(read_task_file(str(file)), name=task.name) == task
-    return False
 
 
 def read_sampler(value: object, where: str) -> SamplerSpec:

@@ -46,7 +46,6 @@ class ListedTrial:
 
     @property
     def original(self) -> dict[str, HyperValue]:
-        """The requested values."""
         return {**self.params, **(self.moved_from or {})}
 
     @property
@@ -61,15 +60,12 @@ class ListedTrial:
         return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table that it is read from."""
         named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
         moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
         return {**named, **moved, **self.params}
 
 
 class PublishedRecipe(NamedTuple):
-    """Published hyperparameters."""
-
     source: str
     """Paper or repository, with its date or version."""
     values: Mapping[str, float]
