@@ -38,84 +38,54 @@ _RUN_EPILOG = "If a study of that name exists, it resumes; a finished one prints
 _ORDER_EPILOG = "If nothing runs the study, the order waits, and is carried out once when it runs again."
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Search": {
-        "demo": Command(
-            "tune PPO on the built-in task reviews (about five minutes on two cores)", "run:demo", _RUN_EPILOG
-        ),
+        "demo": Command("tune PPO on the built-in task reviews (about five minutes on two cores)", "run:demo",
+            _RUN_EPILOG),
         "run": Command("run the study of a TOML file, or resume it", "run:run", _RUN_EPILOG),
-        "confirm": Command(
-            "run a study's best configurations again on fresh seeds, and say which to launch",
+        "confirm": Command("run a study's best configurations again on fresh seeds, and say which to launch",
             "run:confirm",
             "Each run's checkpoint is chosen on the eval prompts, as in the search, and evaluated once on the test "
-            "ones. Run it again to resume it; a larger --top or --seeds adds runs.",
-        ),
-        "import-config": Command(
-            "print a configuration of TRL's PPO as the baseline of a study",
-            "import_config:run",
+            "ones. Run it again to resume it; a larger --top or --seeds adds runs."),
+        "import-config": Command("print a configuration of TRL's PPO as the baseline of a study", "import_config:run",
             "The [baseline] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
-            "each key goes to stderr.",
-        ),
+            "each key goes to stderr."),
     },
     "Train": {
         "train": Command("train once, with your own configuration or one that a study found", "train:train"),
-        "new-task": Command(
-            "write a folder with a working task of your own to start from",
-            "train:new_task",
+        "new-task": Command("write a folder with a working task of your own to start from", "train:new_task",
             "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it. --reward and "
-            "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference].",
-        ),
-        "estimate": Command(
-            "run one iteration of a run or a study and say its memory, time and disk", "estimate:estimate"
-        ),
-        "doctor": Command(
-            "check that this machine has what runs need",
-            "doctor:doctor",
-            "Nothing is written. Exit status 1: something required is broken.",
-        ),
+            "--prompts of your own are named where they are, and checked. Hyperparameters go into its [reference]."),
+        "estimate": Command("run one iteration of a run or a study and say its memory, time and disk",
+            "estimate:estimate"),
+        "doctor": Command("check that this machine has what runs need", "doctor:doctor",
+            "Nothing is written. Exit status 1: something required is broken."),
     },
     "Look": {
         "dashboard": Command("open the dashboard", "dashboard:dashboard"),
         "list": Command("list the studies of a store", "read:studies"),
         "show": Command("show a study, or one of its trials with curves and samples", "read:show"),
         "compare": Command("show where trials differ in settings and outcome", "read:compare"),
-        "best": Command(
-            "show which trial to launch within a KL budget",
-            "read:best",
+        "best": Command("show which trial to launch within a KL budget", "read:best",
             f"After a confirmation it is what fresh seeds say; else, and under another budget, the best trial. {RULE} "
-            "Exit status 1: no trial is within the budget.",
-        ),
+            "Exit status 1: no trial is within the budget."),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "read:diagnose"),
-        "importance": Command(
-            "show which hyperparameters mattered, and how sure that is",
-            "read:importance",
-            "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
-        ),
-        "logs": Command(
-            "print what a trial wrote while it ran",
-            "read:logs",
-            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it.",
-        ),
+        "importance": Command("show which hyperparameters mattered, and how sure that is", "read:importance",
+            "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end."),
+        "logs": Command("print what a trial wrote while it ran", "read:logs",
+            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it."),
     },
     "Steer": {kind.name: Command(kind.doc, "steer:place", _ORDER_EPILOG) for kind in ORDER_KINDS.values()},
     "Export and manage": {
-        "report": Command(
-            "write a study as one HTML file, to mail or attach",
-            "manage:report",
-            "The file needs no network: it holds its charts, and opens in any browser.",
-        ),
-        "export": Command(
-            "write a study as plain files or for Optuna's tools, or a configuration for another trainer",
+        "report": Command("write a study as one HTML file, to mail or attach", "manage:report",
+            "The file needs no network: it holds its charts, and opens in any browser."),
+        "export": Command("write a study as plain files or for Optuna's tools, or a configuration for another trainer",
             "manage:export",
             "With --to, TRIAL defaults to the one that a confirmation recommends, else the study's best. Values that "
-            "the trainer has no key for are listed.",
-        ),
-        "copy": Command(
-            "copy a study to another store",
-            "manage:copy",
-            "Its checkpoints stay where they are; the command says what that means for resuming the copy.",
-        ),
+            "the trainer has no key for are listed."),
+        "copy": Command("copy a study to another store", "manage:copy",
+            "Its checkpoints stay where they are; the command says what that means for resuming the copy."),
         "delete": Command("delete a study with its checkpoints", "manage:delete"),
     },
-}
+}  # fmt: skip
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 RESUMABLE = ("demo", "run", "confirm")  # commands that resume when run again after an interruption

@@ -31,15 +31,9 @@ from tuner.study.status import Origin, Reason, Role, Status
 
 VALUES_A_TABLE = 8  # hyperparameters in a table for a terminal: about a hundred columns wide
 CURVE_ROWS = 12
-STYLES = {
-    Status.WAITING: "cyan",
-    Status.RUNNING: "cyan",
-    Status.PAUSED: "cyan",
-    Status.COMPLETED: "green",
-    Status.PRUNED: "yellow",
-    Status.FAILED: "red",
-    Status.STOPPED: "magenta",
-}
+STYLES = {status: "cyan" for status in Status if not status.is_final} | {
+    Status.COMPLETED: "green", Status.PRUNED: "yellow", Status.FAILED: "red", Status.STOPPED: "magenta"
+}  # fmt: skip
 SOURCES: Mapping[Source, tuple[str, str]] = {
     "searched": ("* searched", "bold"),
     "enqueued": ("* enqueued", "bold"),

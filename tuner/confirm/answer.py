@@ -265,7 +265,10 @@ def _of_one_seed(
     is_over = view.state == "finished"
     confirm = ("confirm", name) if is_own and is_over else ()
     if isinstance(test, OnTest) and not is_within(test.kl, test.kl_se, kl_budget):
-        yield f"On the test prompts its KL is {_over(test.kl, test.kl_se, kl_budget)}.", confirm
+        is_known_over = test.kl is not None and test.kl > kl_budget  # else by its error alone
+        kl = measured(test.kl) if is_known_over else plus_minus(test.kl, test.kl_se).replace("±", "+")
+        said = "unknown" if test.kl is None else f"{kl}, over {nats(kl_budget)}"
+        yield f"On the test prompts its KL is {said}.", confirm
     if (finding := hacked(course_of(store, trial, view))).verdict == "suspect":
         yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", _samples(view, trial)
     if not is_over:
@@ -280,14 +283,6 @@ def _of_one_seed(
 
 def _samples(view: StudyView, trial: TrialRow) -> tuple[str, ...]:
     return ("show", view.row.name, str(trial.number))
-
-
-def _over(kl: float | None, se: float | None, budget: float) -> str:
-    """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.970 + 0.090, over 3`."""
-    if kl is None:
-        return "unknown"
-    text = measured(kl) if kl > budget else plus_minus(kl, se).replace("±", "+")
-    return f"{text}, over {nats(budget)}"
 
 
 def _is_newer(view: StudyView, best: TrialRow, done: result.Confirmation, confirmed: result.Confirmed) -> bool:
@@ -332,15 +327,13 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
     test = answer.test if isinstance(answer.test, OnTest) else None
     confirmation = confirmed and {
         "total_episodes": confirmed.length,
-        "reward": confirmed.reward and asdict(confirmed.reward),
-        "kl": confirmed.kl and asdict(confirmed.kl),
+        **{name: one and asdict(one) for name, one in (("reward", confirmed.reward), ("kl", confirmed.kl))},
         "ends_within": confirmed.ends_within,
         "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
     return {
         "trial": answer.number,
         "is_reference": answer.trial.origin is Origin.REFERENCE,
-        "kl_budget": answer.kl_budget,
         "badge": answer.badge.value,
         **results.with_error("reward", answer.reward),
         **results.with_error("improvement", answer.over_sft),
@@ -352,11 +345,9 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "test_reward": test and test.reward,
         "test_kl": test and test.kl,
         "confirmed": confirmation,
-        "decision": answer.decision,
-        "evidence": answer.evidence,
+        **{name: getattr(answer, name) for name in ("kl_budget", "decision", "evidence", "has_learned")},
         "gains": [asdict(gain) for gain in answer.gains],
         "doubt": answer.doubt or None,
         "remedy": remedy,
-        "has_learned": answer.has_learned,
         "launch": launch,
     }

@@ -14,6 +14,7 @@ passed the gates before, whatever its later steps did. The answer, once confirme
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -141,7 +142,10 @@ class _Judge:
         self.confirmed = {} if self.confirmation is None else {
             one.trial.number: one for one in self.confirmation.configurations
         }  # fmt: skip
-        self.finalists = set(self.confirmed) or _chosen(view)
+        self.finalists = set(self.confirmed)
+        if not self.finalists:
+            with suppress(ConfigError):
+                self.finalists = {row.number for row in chosen(view.trials, view.spec, None)}
         references = {row.number for row in view.trials if row.origin is Origin.REFERENCE}
         values = {row.number: value for row in view.trials if (value := self.reward(row)) is not None}
         cut = min((value for number, value in values.items() if number in self.finalists - references), default=None)
@@ -272,10 +276,3 @@ class _Judge:
 def _worst(finding: Finding) -> Symptom:
     signs = (sign for sign in finding.readings if sign.is_worse is not None and sign.name != "KL")
     return max(signs, key=lambda sign: sign.way, default=Symptom("nothing", None, "read", "nothing read"))
-
-
-def _chosen(view: StudyView) -> set[int]:
-    try:
-        return {row.number for row in chosen(view.trials, view.spec, None)}
-    except ConfigError:
-        return set()

@@ -287,7 +287,7 @@ def _confirmed(
     rewards: dict[int, float] = {}
     kls: dict[int, float] = {}
     episodes: dict[int, int] = {}
-    lost, failed, stopped, unread = [], [], [], []
+    lost, failed, stopped, unread = list[int](), list[int](), list[int](), list[int]()
     for run in sorted(runs, key=lambda run: run.seed or 0):
         seed, step = run.seed or 0, due_step(run, spec)
         test = None if step is None else tests.get((run.id, step))
@@ -305,18 +305,9 @@ def _confirmed(
             episodes[seed] = test.step * PPOConfig.from_dict(run.config).batch_sizes(1).batch_size
             if step == 0:
                 lost.append(seed)
-    return Confirmed(
-        trial,
-        length,
-        rewards,
-        kls,
-        episodes,
-        lost=tuple(lost),
-        failed=tuple(failed),
-        stopped=tuple(stopped),
-        open=tuple(unread),
-        ends_within=sum((run.seed or 0) in rewards and ends_within(run, spec) is True for run in runs),
-    )
+    seeds = {"lost": tuple(lost), "failed": tuple(failed), "stopped": tuple(stopped), "open": tuple(unread)}
+    within = sum((run.seed or 0) in rewards and ends_within(run, spec) is True for run in runs)
+    return Confirmed(trial, length, rewards, kls, episodes, **seeds, ends_within=within)
 
 
 def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:

@@ -354,7 +354,10 @@ class TrialLoop:
         is_whole = message.report.episode >= running.config.whole_episodes()  # it ends anyway, whatever is ordered
         may_prune = study.spec.pruner is not None and message.report.is_evaluation and not is_whole
         if may_prune and decision.action is NextMove.GO_ON:
-            decision = self._pruned(number)
+            ids = [each.id for each in study.rows if each.informs_sampler]
+            evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
+            reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
+            decision = decision if reason is None else Decision(NextMove.STOP, reason)
         running.decision = decision
         running.wanted = None if is_whole or decision.action in (NextMove.STOP, NextMove.EVALUATE) else wanted
         if decision.reason is not None:
@@ -371,13 +374,6 @@ class TrialLoop:
         self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(events.TrialStepped(number, message.report, last_step, decision.reason))
-
-    def _pruned(self, number: int) -> Decision:
-        study = self._study
-        ids = [row.id for row in study.rows if row.informs_sampler]
-        evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
-        return NOTHING_DECIDED if reason is None else Decision(NextMove.STOP, reason)
 
     def _leave(self, number: int) -> None:
         """Apply orders to a trial whose worker left it; without any it resumes, in this run or the next."""

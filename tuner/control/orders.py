@@ -6,6 +6,7 @@ nothing is lost if the controller dies.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -283,19 +284,19 @@ class OrderDesk:
     def _enqueue(self, order: Order) -> Sequence[int]:
         study = self._study
         params = enqueued_params(study.spec, study.rows, order.arguments.get("values", {}))
-        trial = NewTrial(
-            number=len(study.rows),
-            origin=Origin.ENQUEUED,
-            config=study.spec.config(params).to_dict(),
-            params=params,
-            threads=self._limits.threads,
-            status=Status.WAITING,
-            label=str(order.arguments.get("label") or ""),
-        )
+        config = study.spec.config(params).to_dict()
+        trial = NewTrial(len(study.rows), Origin.ENQUEUED, config, params, self._limits.threads)
+        return self._add(order, trial, "", lambda connection, row: None)
+
+    def _add(
+        self, order: Order, trial: NewTrial, said: str, also: Callable[[Connection, TrialRow], None]
+    ) -> Sequence[int]:
+        """Add a trial, called as the order says, and do what else belongs into that transaction."""
+        study, label = self._study, str(order.arguments.get("label") or "")
 
         def effect(connection: Connection) -> str:
-            insert_trial(connection, study.lease, trial)
-            return f"added as trial {trial.number}"
+            also(connection, insert_trial(connection, study.lease, replace(trial, status=Status.WAITING, label=label)))
+            return f"added as trial {trial.number}{said}"
 
         study.store.decide(study.lease, order, effect)
         return [trial.number]
@@ -315,26 +316,10 @@ class OrderDesk:
         return ()
 
     def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> Sequence[int]:
-        study = self._study
-        changed = {name: point.config[name] for name in order.arguments.get("values", {})}
-        trial = NewTrial(
-            number=len(study.rows),
-            origin=Origin.FORKED,
-            config=point.config,
-            params={**parent.params, **changed},
-            threads=parent.threads,
-            status=Status.WAITING,
-            label=str(order.arguments.get("label") or ""),
-            parent=parent.number,
-            fork_step=point.step,
-            role=Role.FORK,
-        )
-        self._files.place_fork(point, trial.number)
-
-        def effect(connection: Connection) -> str:
-            fork = insert_trial(connection, study.lease, trial)
-            copy_steps(connection, parent.id, fork, point.step)
-            return f"added as trial {trial.number}, forked from trial {parent.number} at episode {point.episode}"
-
-        study.store.decide(study.lease, order, effect)
-        return [trial.number]
+        number = len(self._study.rows)
+        params = {**parent.params, **{name: point.config[name] for name in order.arguments.get("values", {})}}
+        new = NewTrial(number, Origin.FORKED, point.config, params, parent.threads, role=Role.FORK)
+        self._files.place_fork(point, number)
+        said = f", forked from trial {parent.number} at episode {point.episode}"
+        fork = replace(new, parent=parent.number, fork_step=point.step)
+        return self._add(order, fork, said, lambda at, row: copy_steps(at, parent.id, row, point.step))

@@ -14,6 +14,8 @@ from tuner.files.trial_log import last_words
 from tuner.store import TrialRow
 from tuner.study.status import WORKER_LOST, Reason, Status
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -34,7 +36,7 @@ _SLICE = 0.5  # seconds between two checks whether a stop was asked for
 class Trouble:
     """Something that is waited for; `emit` takes one line when it begins and one when it is over."""
 
-    def __init__(self, emit: Callable[[str], None], policy: RetryPolicy, clock: Callable[[], float]) -> None:
+    def __init__(self, emit: Callable[[str], None], policy: RetryPolicy, clock: Clock) -> None:
         self._emit, self._policy, self._clock = emit, policy, clock
         self._began: float | None = None
         self._next_wait = policy.first
@@ -64,7 +66,7 @@ class StoreRetry:
         is_stopping: Callable[[], bool] = lambda: False,
         *,
         policy: RetryPolicy = STORE,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._is_stopping, self._clock, self._wait = is_stopping, clock, wait
@@ -92,10 +94,7 @@ class OutageWatch:
     """The trials that wait for an external problem to clear, each with doubling waits."""
 
     def __init__(
-        self,
-        emit: Callable[[str], None],
-        policy: RetryPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, emit: Callable[[str], None], policy: RetryPolicy | None = None, clock: Clock = time.monotonic
     ) -> None:
         self._emit, self._policy, self._clock = emit, policy or OUTAGE, clock
         self._waiting: dict[int, _Waiting] = {}

@@ -75,7 +75,10 @@ def main(pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]
     controller = ControllerPipe(pipe)
     while True:
         controller.emit(_carry_out(controller.receive(), controller, inherited))
-        _free_memory()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def _end_with_controller() -> None:
@@ -186,13 +189,6 @@ def _supervise(
         for each in ranks:
             each.kill()
         end_all(ranks)
-
-
-def _free_memory() -> None:
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 # The output, redirected at file descriptors 1 and 2, to include that of C libraries and child processes

@@ -203,34 +203,23 @@ class Target:
 
 _YOURS = "Models, prompts, GPUs, parallelism and memory are yours to set."
 TARGETS: Mapping[str, Target] = {
-    "trl": Target(
-        TRL.title,
-        (".yaml", ".yml"),
-        (
-            "TRL's examples/scripts/ppo/ppo.py reads it where TrlParser and its parse_args_and_config take the place "
-            "of HfArgumentParser and parse_args_into_dataclasses:",
-            "  accelerate launch ppo.py --config FILE",
-            f"{_YOURS} Sizes are for one process; with W of them divide per_device_train_batch_size by W. With several "
-            "mini-batches leave gradient_accumulation_steps at 1: where it accumulates gradients, TRL's PPO steps once "
-            "an epoch.",
-        ),
-        TRL,
-    ),
+    "trl": Target(TRL.title, (".yaml", ".yml"), (
+        "TRL's examples/scripts/ppo/ppo.py reads it where TrlParser and its parse_args_and_config take the place "
+        "of HfArgumentParser and parse_args_into_dataclasses:",
+        "  accelerate launch ppo.py --config FILE",
+        f"{_YOURS} Sizes are for one process; with W of them divide per_device_train_batch_size by W. With several "
+        "mini-batches leave gradient_accumulation_steps at 1: where it accumulates gradients, TRL's PPO steps once "
+        "an epoch.",
+    ), TRL),
     "openrlhf": Target(OPENRLHF.title, (".sh",), (_YOURS, "Launch: bash FILE [further flags]"), OPENRLHF, _command),
-    "verl": Target(
-        VERL.title,
-        (".yaml", ".yml"),
-        (
-            "trainer.total_training_steps ends the run; total_epochs only has to be large enough.",
-            f"{_YOURS} Launch:",
-            '  python3 -m verl.trainer.main_ppo --config-path "$PWD" --config-name NAME '
-            "actor_rollout_ref.rollout.name=vllm",
-        ),
-        VERL,
-        _hydra,
-    ),
+    "verl": Target(VERL.title, (".yaml", ".yml"), (
+        "trainer.total_training_steps ends the run; total_epochs only has to be large enough.",
+        f"{_YOURS} Launch:",
+        '  python3 -m verl.trainer.main_ppo --config-path "$PWD" --config-name NAME '
+        "actor_rollout_ref.rollout.name=vllm",
+    ), VERL, _hydra),
     "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",)),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,24 +21,9 @@ from tuner.store.studies import Studies
 from tuner.store.trials import STEP_KEYS, NewTrial, Trials
 
 __all__ = [
-    "DEFAULT_STORAGE",
-    "INTERRUPTED",
-    "LEASE_SECONDS",
-    "STEP_KEYS",
-    "Lease",
-    "NewTrial",
-    "OnTest",
-    "Order",
-    "OrderState",
-    "Outcome",
-    "Store",
-    "StudyRow",
-    "TrialRow",
-    "command",
-    "location",
-    "opened",
-    "storage_flags",
-]
+    "DEFAULT_STORAGE", "INTERRUPTED", "LEASE_SECONDS", "STEP_KEYS", "Lease", "NewTrial", "OnTest", "Order",
+    "OrderState", "Outcome", "Store", "StudyRow", "TrialRow", "command", "location", "opened", "storage_flags",
+]  # fmt: skip
 
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 
