@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -125,9 +126,9 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     if answer.checkpoint is not None:
         if answer.confirmed is None:
             out.print(_test_line(answer.test))
-        at, path = answer.checkpoint, answer.checkpoint.kept.path
-        where = f"not kept here ({at.kept.why_not})." if path is None else render.shown_path(path)
-        out.print(f"Checkpoint of step {at.step}, episode {at.episode}: {where}", soft_wrap=path is not None)
+        at, where = answer.checkpoint, answer.checkpoint.where
+        text = render.shown_path(where) if isinstance(where, Path) else f"not kept here ({where})."
+        out.print(f"Checkpoint of step {at.step}, episode {at.episode}: {text}", soft_wrap=isinstance(where, Path))
     gates = gauntlet.of_study(store, view, answer)
     reached = ", ".join(list(gauntlet.GATES)[: len(gates.left) - 1])
     out.print(f"Trials left, at first and after each gate ({reached}): {gates.line}", soft_wrap=True)
@@ -163,12 +164,12 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str,
     checkpoint = forks.value_checkpoint(store, view.row, trial)
     if checkpoint is None:
         return None
-    path = checkpoint.kept.path
+    where = checkpoint.where
     return {
         "step": checkpoint.step,
         "episode": checkpoint.episode,
-        "path": None if path is None else str(path.absolute()),
-        "why_not": checkpoint.kept.why_not or None,
+        "path": str(where.absolute()) if isinstance(where, Path) else None,
+        "why_not": None if isinstance(where, Path) else where,
         "again": command(launch_of(store, view, trial), store),
     }
 

@@ -287,7 +287,7 @@ def _confirmed(
     rewards: dict[int, float] = {}
     kls: dict[int, float] = {}
     episodes: dict[int, int] = {}
-    lost, failed, stopped, unread = list[int](), list[int](), list[int](), list[int]()
+    lost, failed, stopped, unread = [], [], [], []
     for run in sorted(runs, key=lambda run: run.seed or 0):
         seed, step = run.seed or 0, due_step(run, spec)
         test = None if step is None else tests.get((run.id, step))
@@ -305,9 +305,9 @@ def _confirmed(
             episodes[seed] = test.step * PPOConfig.from_dict(run.config).batch_sizes(1).batch_size
             if step == 0:
                 lost.append(seed)
-    seeds = {"lost": tuple(lost), "failed": tuple(failed), "stopped": tuple(stopped), "open": tuple(unread)}
     within = sum((run.seed or 0) in rewards and ends_within(run, spec) is True for run in runs)
-    return Confirmed(trial, length, rewards, kls, episodes, **seeds, ends_within=within)
+    one = Confirmed(trial, length, rewards, kls, episodes, ends_within=within)
+    return replace(one, lost=tuple(lost), failed=tuple(failed), stopped=tuple(stopped), open=tuple(unread))
 
 
 def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:

@@ -1,6 +1,6 @@
 """What may change in a study that has trials: by its file, by flags of a run, and by orders."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -8,6 +8,7 @@ from ppo_core.errors import ConfigError, nearest
 from ppo_core.loading import digest
 from ppo_core.loading.task_file import KL_LIMIT
 from ppo_core.output import pluralize
+from tuner.store import Store, command
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS
@@ -21,6 +22,7 @@ FILE, SET = "file", "set"
 Overrides = Mapping[str, Mapping[str, float | str | None]]
 """Per setting: `file`, the study file's value at the last run, if any; `set`, an order's since, which holds until the
 file's own value changes or a flag of `run` gives another one."""
+Record = dict[str, dict[str, float | str | None]]  # overrides to be stored
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
@@ -44,21 +46,16 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
     return spec.with_keys(keys, f'study "{spec.name}"')
 
 
-def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | str | None]]:
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> Record:
     ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
     return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
 
 
 def at_run(
-    spec: StudySpec,
-    overrides: Overrides,
-    to_copy: Callable[[Sequence[str]], str],
-    *,
-    from_file: bool,
-    flags: Mapping[str, float | str],
-) -> tuple[StudySpec, dict[str, dict[str, float | str | None]], list[str]]:
+    spec: StudySpec, overrides: Overrides, store: Store, flags: Mapping[str, float | str], *, from_file: bool
+) -> tuple[StudySpec, Record, list[str]]:
     """Return a run's spec, the updated record, and notes for the user, one line each; see `session.reconcile`."""
-    record: dict[str, dict[str, float | str | None]] = {}
+    record: Record = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
@@ -71,7 +68,7 @@ def at_run(
         if kept != value:
             spec = changed_spec(spec, {name: kept})
             file_said = "nothing" if value is None else setting_text(value)
-            set_it = to_copy(["set", spec.name, f"--{name.replace('_', '-')}", "X"])
+            set_it = command(["set", spec.name, f"--{name.replace('_', '-')}", "X"], store)
             notes.append(
                 f"{FILE_KEYS[name]} = {setting_text(kept)} is kept: it was set by an order; the study file said "
                 f"{file_said}; to change it: {set_it}, or another value in the file"

@@ -6,7 +6,6 @@ Settled starts are stored in place of the names in `warm_start`: no new range or
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
-from tuner.store import Lease, Store, StudyRow, TrialRow, command
+from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
 from tuner.study.study_file import OF_A_SCHEDULE
@@ -103,8 +102,8 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float | str], *, from_file: 
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    set_it = partial(command, store=study.store)
-    study.spec, record, notes = at_run(study.spec, study.row.overrides or {}, set_it, from_file=from_file, flags=flags)
+    overrides = study.row.overrides or {}
+    study.spec, record, notes = at_run(study.spec, overrides, study.store, flags, from_file=from_file)
     yield from notes
     stored = None
     if study.rows:

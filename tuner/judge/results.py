@@ -118,7 +118,7 @@ def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
     result = None if checkpoint is None else store.on_test(trial.id, checkpoint.step)
     if result is not None:
         return result if result.why_not is None else result.why_not
-    if checkpoint is None or checkpoint.kept.path is None:
+    if checkpoint is None or isinstance(checkpoint.where, str):
         return "the checkpoint is not kept here"
     if not view.is_own_budget:
         return "only the answer under the study's own KL budget is"
@@ -143,11 +143,11 @@ class FrontPoint:
 def front(store: Store, view: StudyView) -> list[FrontPoint]:
     """Return the checkpoints of the study's front that are kept here, by rising KL and reward."""
 
-    def path_of(point: Point) -> Path | None:
-        return forks.find(view.row, point.trial, point.step).path
+    def path_of(point: Point) -> Path | str:
+        return forks.find(view.row, point.trial, point.step)
 
     fronts = scoring.own_fronts(store, view.trials)
-    kept_points = scoring.kept_of_front(fronts, lambda point: path_of(point) is not None)
+    kept_points = scoring.kept_of_front(fronts, lambda point: isinstance(path_of(point), Path))
     numbers = {point.trial for point in kept_points}
     evaluations = scoring.evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
     points = []
@@ -155,7 +155,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
         row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
         reward, kl = (Measured(row[f"eval/{name}"], row[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
-        if path is not None:
+        if isinstance(path, Path):
             points.append(FrontPoint(point.trial, point.step, row["episode"], reward, kl, point.bound, path))
     return points
 
