@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
@@ -54,7 +54,7 @@ def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin not in ALWAYS}
     able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
     chosen: list[TrialRow] = []
-    runs: list[WholeRun] = []
+    runs = []
     for row in sorted(able, key=lambda row: ranks[row.number] or ()):
         run = whole_run(rows, row)
         if run not in runs:
@@ -110,22 +110,17 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
             of_parent = (parent.origin, config, parent.params, parent.threads)
             trial = NewTrial(number, *of_parent, Status.WAITING, parent=parent.number, role=Role.CONFIRM)
             run = whole_run(rows, trial)
-            require_reached(run.stages, PPOConfig.from_dict(trial.config), parent.number)
+            require_reached(run[0], PPOConfig.from_dict(trial.config), parent.number)
             if run not in confirmed:
                 wanted.append(trial)
     return wanted
 
 
-class WholeRun(NamedTuple):
-    stages: Sequence[Stage]
-    config: Mapping[str, HyperValue]
-
-
-def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
-    """Return the full recipe of a trial from its start; equal for trials of one configuration."""
+def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Sequence[Stage], Mapping[str, HyperValue]]:
+    """Return a trial's stages from its start, and its config; equal for trials of one configuration."""
     from tuner.judge import forks
 
-    return WholeRun(forks.stages(rows, trial), trial.config)
+    return forks.stages(rows, trial), trial.config
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
