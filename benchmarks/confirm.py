@@ -30,8 +30,9 @@ import numpy as np
 from support.common import run_command
 
 from ppo_core.errors import PPOTunerError
+from tuner.confirm.intervals import ALPHA, error_of_look, share_at_most, t_quantile
 from tuner.confirm.plan import Plan, due_step
-from tuner.confirm.result import ALPHA, Confirmed, compared, error_of_look, share_at_most, t_quantile
+from tuner.confirm.result import Confirmed, compared
 from tuner.control.events import Event, TrialEnded
 from tuner.control.run import run_study
 from tuner.judge.results import StudyView, read_study

@@ -23,7 +23,7 @@ from support.recorded import RecordedRun, Recording, guarded
 from support.recording import Planned, built_in_study, train
 
 from ppo_core.config.declare import HyperValue
-from tuner.confirm.result import ALPHA, Interval, Readings, pooled
+from tuner.confirm.intervals import ALPHA, Interval, Readings, pooled
 from tuner.judge.diagnose import Course, Diagnosis, diagnose
 from tuner.search.prior import spread_params
 from tuner.study.spec import StudySpec

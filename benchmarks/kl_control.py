@@ -41,8 +41,7 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.trainer import ppo_trainer
-from tuner.exchange.launch_config import settled
-from tuner.exchange.trainers import WARMUP
+from tuner.exchange.trainers import WARMUP, settled
 from tuner.search.prior import spread_params
 from tuner.study.spec import KL_TARGET, StudySpec
 

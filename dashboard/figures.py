@@ -21,7 +21,8 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, pluralize, plus_minus
-from tuner.confirm.result import Confirmed, Interval
+from tuner.confirm.intervals import Interval
+from tuner.confirm.result import Confirmed
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 

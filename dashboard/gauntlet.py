@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from dashboard import style
 from dashboard.figures import FAINT, FILL, GREY
-from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
+from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, State, Way
 
 MOST_ROWS, BEST_ROWS = 40, 20
 """With more configurations than the first number, only so many of the best have a row; the rest are ticks."""
@@ -59,7 +59,7 @@ class Axis:
 class Point:
     """A configuration's reading, at a height of the figure."""
 
-    row: Row
+    row: Way
     reading: Reading
     y: float
     is_last: bool
@@ -131,7 +131,7 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
     )
 
 
-def _at(gate: Gate, rows: Sequence[Row]) -> Iterator[Point]:
+def _at(gate: Gate, rows: Sequence[Way]) -> Iterator[Point]:
     """Yield the readings at a gate of the rows that came to it."""
     place = GATES.index(gate)
     for y, row in enumerate(rows):
@@ -273,7 +273,7 @@ def _ticks(plot: go.Figure, points: Sequence[Point], gate: Gate, axis: Axis, col
 
 
 def _lines(
-    rows: Sequence[Row], axes: Mapping[Gate, Axis], starts: Mapping[Gate, tuple[float, float]]
+    rows: Sequence[Way], axes: Mapping[Gate, Axis], starts: Mapping[Gate, tuple[float, float]]
 ) -> list[dict[str, Any]]:
     """Return the lines that join each row's readings, across the columns."""
     lines = []
@@ -288,18 +288,18 @@ def _lines(
     return lines
 
 
-def _colour(row: Row) -> str:
+def _colour(row: Way) -> str:
     """Return the colour of a row's dots: the answer's is its trial's on all pages, others are grey."""
     return style.looks([row.number])[row.number].colour if row.is_answer else GREY
 
 
-def _line(row: Row, y: float, start: float, end: float, xref: str) -> dict[str, Any]:
+def _line(row: Way, y: float, start: float, end: float, xref: str) -> dict[str, Any]:
     look = {"color": _colour(row), "width": 3} if row.is_answer else {"color": FAINT, "width": 1.5}
     ends = {"x0": start, "x1": end, "y0": y, "y1": y}
     return {"type": "line", "xref": xref, "yref": "y", "line": look, "layer": "below"} | ends
 
 
-def _gate_column(plot: go.Figure, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _gate_column(plot: go.Figure, rows: Sequence[Way]) -> list[dict[str, Any]]:
     """Draw in the first column which gate stopped each row, with its reading; return the lines up to there."""
     last = GATES.index(Gate.FRESH)
     points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if 0 < len(row.readings) <= last]
@@ -348,7 +348,7 @@ def _heads(
         )  # fmt: skip
 
 
-def _legend(plot: go.Figure, rows: Sequence[Row], title: str) -> None:
+def _legend(plot: go.Figure, rows: Sequence[Way], title: str) -> None:
     """Name the marks that are drawn."""
     points = [(row, reading) for row in rows for reading in row.readings]
     answer = [row for row in rows if row.is_answer]

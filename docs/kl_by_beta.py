@@ -28,8 +28,7 @@ from tuner.cli.progress import StudyProgress
 from tuner.control.run import run_study
 from tuner.environment import RUNS_FOLDER
 from tuner.judge.results import StudyView, read_study
-from tuner.store import Store
-from tuner.store.commands import location
+from tuner.store import Store, location
 from tuner.study.spec import StudySpec
 
 STUDY = Path(__file__).parents[1] / "studies" / "kl_by_beta.toml"

@@ -29,7 +29,8 @@ from ppo_core.output import short
 from ppo_core.report import EvalReadings, Sample
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
-from tuner.confirm.result import Confirmed, Interval
+from tuner.confirm.intervals import Interval
+from tuner.confirm.result import Confirmed
 from tuner.environment import PROG
 from tuner.exchange.export_folder import TABLES
 from tuner.judge.diagnose import Diagnosis
@@ -314,10 +315,10 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
         "test_reward, test_kl": "of that checkpoint on the test prompts; null: not evaluated",
         "confirmed": "null, or on fresh seeds `total_episodes`, the intervals `reward` and `kl`, `ends_within` and "
         "`breaks_at_most`",
-        "decision, certainty": "what to do, and the evidence, a sentence each",
+        "decision, evidence": "what to do, and what speaks for it, a sentence each",
         "gains": "where the study has a baseline, a list of `over` (`reference` or `baseline`), its `trial`, and the "
         "difference's `mean` with `se` over the prompts, or with `low` and `high` over fresh seeds",
-        "cautions": "a list of at most one sentence: a doubt that could change the decision",
+        "doubt": "what could change the decision, in a sentence; null: nothing known",
         "remedy, launch": "the commands that settle the doubt (null: there is none), and that launch it",
         "has_learned": "false: nothing is confirmed, and the best trial's improvement is no more than noise",
     }),
@@ -405,13 +406,13 @@ def _tables() -> Iterator[str]:
     yield "## Exported tables"
     yield "[`export`](export.md#data) writes them as CSV or Parquet; columns of JSON hold it as text."
     metrics = {metric.column for metric in METRICS.values()}
-    for table in TABLES:
-        rows, kind = EXPORTED[table.name]
+    for table, kinds in TABLES.items():
+        rows, kind = EXPORTED[table]
         own = {} if kind is None else _all_fields(kind)
-        yield f"**{table.name}**: {rows}"
-        columns = {name: kind for name, kind in table.fields.items() if name not in metrics}
+        yield f"**{table}**: {rows}"
+        columns = {name: type_ for name, type_ in kinds.items() if name not in metrics}
         yield _table(
-            ("column", "type", "meaning"), ((f"`{name}`", kind, own.get(name, "")) for name, kind in columns.items())
+            ("column", "type", "meaning"), ((f"`{name}`", type_, own.get(name, "")) for name, type_ in columns.items())
         )
 
 

@@ -6,14 +6,6 @@ from ppo_tuner.study import Answer, Study, tune
 from ppo_tuner.training import TrainedRun, train
 
 __all__ = [
-    "Answer",
-    "ConfigError",
-    "PPOTunerError",
-    "Study",
-    "StudyError",
-    "TaskError",
-    "TrainedRun",
-    "__version__",
-    "train",
-    "tune",
-]
+    "Answer", "ConfigError", "PPOTunerError", "Study", "StudyError", "TaskError", "TrainedRun", "__version__",
+    "train", "tune",
+]  # fmt: skip

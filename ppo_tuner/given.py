@@ -185,7 +185,6 @@ def _keep(path: Path, text: str) -> None:
 
 
 def _lines(rows: Any, where: str) -> str:
-    """Return rows as JSON lines."""
     if not (isinstance(rows, Sequence) or hasattr(rows, "column_names")):
         raise ConfigError(f"{where} = {rows!r} is not allowed; expected a list, a dataset, a file or a hub id")
     if getattr(rows, "format", {}).get("type") is not None:

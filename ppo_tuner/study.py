@@ -28,12 +28,10 @@ from tuner.confirm.plan import DEFAULT_SEEDS, Plan
 from tuner.control.events import StudyStopped
 from tuner.environment import RUNS_FOLDER
 from tuner.exchange import TRAINERS
-from tuner.exchange.launch_config import launch_config
-from tuner.exchange.trainers import write
+from tuner.exchange.trainers import launch_config, write
 from tuner.files import folder as study_folder
 from tuner.judge.results import StudyView, read_study
-from tuner.store import Store
-from tuner.store.commands import command, opened, storage_flags
+from tuner.store import Store, command, opened, storage_flags
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import NAME, TOP_LEVEL, matching
 
@@ -300,7 +298,9 @@ def tune(
     given.require_task(parts, task)
     if task is not None and of_task:
         raise ConfigError(f"{', '.join(of_task)} is given beside a task, which has its own")
-    name = matching(name or (_name_of(policy, reward) if task is None else Path(task).stem), NAME, "name")
+    named = [policy, *(reward if isinstance(reward, list | tuple) else [reward])]
+    usual = "-".join(map(_called, named))[:100] if task is None else Path(task).stem
+    name = matching(name or usual, NAME, "name")
     where = None if storage is None else os.fspath(storage)
     content = {
         "name": name,
@@ -382,7 +382,6 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]
 
 
 def _flat(value: Any, at: str = "") -> dict[str, str]:
-    """Return what a table holds, as text, by dotted keys."""
     if isinstance(value, Mapping):
         pairs = [_flat(inner, f"{at}.{key}" if at else key) for key, inner in value.items()]
     elif isinstance(value, list):
@@ -390,12 +389,6 @@ def _flat(value: Any, at: str = "") -> dict[str, str]:
     else:
         return {at: str(value)}
     return {key: text for each in pairs for key, text in each.items()}
-
-
-def _name_of(policy: Any, reward: Any) -> str:
-    """Return the default name of a study of these parts."""
-    rewards = reward if isinstance(reward, list | tuple) else [reward]
-    return "-".join([_called(policy), *map(_called, rewards)])[:100]
 
 
 def _called(part: Any) -> str:
@@ -423,7 +416,7 @@ def _announce(stopped: StudyStopped | None) -> None:
     """Say how a study stopped; KeyboardInterrupt unless that was asked for in advance or by an order."""
     if stopped is None:
         return
-    line = f"{stopped.why}: {stopped.tally.text}; run this again to resume"
-    if not stopped.is_deliberate:
+    line = f"{stopped.stop.why}: {stopped.tally.text}; run this again to resume"
+    if not stopped.stop.is_deliberate:
         raise KeyboardInterrupt(line)
     console().print(line)

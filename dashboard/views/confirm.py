@@ -12,8 +12,9 @@ from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, decimals, nats, pluralize, plus_minus
 from tuner.confirm.answer import Answer
+from tuner.confirm.intervals import Interval, places_of
 from tuner.confirm.plan import label_of
-from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
+from tuner.confirm.result import Confirmation, Confirmed, runs_text
 from tuner.judge.diagnose import course_of
 from tuner.judge.hacking import length_ratio
 from tuner.judge.paired import ERRORS, over

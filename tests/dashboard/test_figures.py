@@ -14,7 +14,8 @@ from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
 from tests.tuner.trial_rows import trial_row
-from tuner.confirm.result import Confirmed, Interval
+from tuner.confirm.intervals import Interval
+from tuner.confirm.result import Confirmed
 from tuner.search.importance import Importance
 from tuner.study.rules import RULES
 from tuner.study.status import Origin, Status

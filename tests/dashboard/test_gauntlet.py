@@ -15,7 +15,7 @@ from tests.dashboard import fake_store
 from tests.dashboard.shown import run
 from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS
-from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
+from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, State, Way
 from tuner.study.status import Origin
 
 LIMITS = {Gate.TRAINING: 15.0, Gate.KL: 6.0, Gate.REWARD: 1.8, Gate.HACKING: 1.0, Gate.FRESH: 0.0}
@@ -28,15 +28,15 @@ def reading(value: float, **more: Any) -> Reading:
     return Reading(value, f"{value}", f"{value} nats", **more)
 
 
-def row(number: int, passed: int, state: State = State.STOPPED, *, is_answer: bool = False, **more: Any) -> Row:
+def row(number: int, passed: int, state: State = State.STOPPED, *, is_answer: bool = False, **more: Any) -> Way:
     """A configuration that passed so many gates; `more` is of its last reading."""
     readings = [reading(PASSING[gate]) for gate in GATES[:passed]]
     if state is State.STOPPED:
         readings.append(reading(FAILING[GATES[passed]], **more))
-    return Row(trial_row(number), tuple(readings), passed, state, is_answer)
+    return Way(trial_row(number), tuple(readings), passed, state, is_answer)
 
 
-def made(*rows: Row) -> Gauntlet:
+def made(*rows: Way) -> Gauntlet:
     return Gauntlet(rows, LIMITS, TEXTS)
 
 
@@ -94,7 +94,7 @@ def test_of_600_the_best_20_have_a_row_and_the_others_ticks() -> None:
 
 def test_a_study_without_readings_is_drawn() -> None:
     nothing = Reading(None, "failed", "not read, failed")
-    figure = figures.figure(made(Row(trial_row(0, origin=Origin.REFERENCE), (nothing,), 0, State.STOPPED, False)))
+    figure = figures.figure(made(Way(trial_row(0, origin=Origin.REFERENCE), (nothing,), 0, State.STOPPED, False)))
     assert numbers(drawn(figure)["training KL: stopped"]) == [0]
     assert json.loads(figure.to_json())["layout"]["xaxis"]["range"][0] is not None
     assert len(figures.figure(made()).data) == 0

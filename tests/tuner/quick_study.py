@@ -23,7 +23,7 @@ import tuner.control.controller
 from tests.processes import end_family
 from tuner.confirm.plan import Plan
 from tuner.control.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
-from tuner.control.retry import Policy
+from tuner.control.retry import RetryPolicy
 from tuner.control.run import run_study
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import Database
@@ -231,7 +231,7 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     socket.gethostname = lambda: host
     if KILL_VARIABLE in os.environ:
         _die_after(int(os.environ[KILL_VARIABLE]))
-    tuner.control.retry.OUTAGE = Policy(0.05, 0.2)
+    tuner.control.retry.OUTAGE = RetryPolicy(0.05, 0.2)
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:

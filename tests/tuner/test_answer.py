@@ -178,6 +178,6 @@ def test_the_answer_says_what_its_checkpoint_came_to_on_the_test_prompts(
     budgets = [results.front(store, view)[0].budget]
     smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
     assert smaller is not None and smaller.test == "only the answer under the study's own KL budget is"
-    monkeypatch.setattr(forks, "find", lambda *_: forks.Kept(None, "gone"))
+    monkeypatch.setattr(forks, "find", lambda *_: "gone")
     smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
     assert smaller is not None and smaller.test == "the checkpoint is not kept here"

@@ -16,6 +16,7 @@ from ppo_core.tasks import skeleton
 from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
+from tuner.control.changes import spec_changes
 from tuner.files.folder import claim, held_folder
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
@@ -58,7 +59,6 @@ def changed(*pairs: tuple[str, str]) -> str:
 FILES: dict[str, str | bytes] = {
     "made.toml": STUDY_FILE,
     "held.toml": changed(('"made"', '"held"')),
-    "taken.toml": changed(('"made"', '"taken"')),
     "theirs.toml": changed(('"made"', '"theirs"')),
     "held/readme.txt": "a folder of the name of a stored study",
     "blocked.toml": changed(('"made"', '"blocked"')),
@@ -77,7 +77,6 @@ FILES: dict[str, str | bytes] = {
     "list.json": "[]",
     "unknown.yaml": "lamb: 0.9",
     "trl.yaml": "num_sample_generations: 3\nkl_coef: -1.0",
-    "good_trl.yaml": "num_sample_generations: 3",
 }
 
 Case = tuple[str, int, str]
@@ -88,26 +87,21 @@ COMMAND_LINES: list[Case] = [
     ("show", 2, "required: STUDY | ppo-tuner show --help"),
     ("list made", 2, 'unexpected argument | "made"'),
     ("run made.toml --trails 3", 2, 'unknown flag | "--trails" | did you mean "--trials"'),
-    ("run made.toml --foo", 2, 'unknown flag "--foo"; see'),
     ("--storage other.db list", 2, "flags come after the command | ppo-tuner list --storage other.db"),
     ("train --lr 1e-4", 2, '"--lr"; did you mean "--learning_rate"?'),
     ("run made.toml --trials 1.5", 2, "--trials | '1.5' is not allowed | whole number of at least 1"),
     ("demo --timeout 3d", 2, "--timeout | '3d' is not allowed | 10m or 2h"),
     ("run made.toml --gpus 0,0", 2, "--gpus | '0,0' is not allowed | index or UUID"),
     ("run made.toml --workers 3 --gpus 90,91", 2, "torch does not see GPUs 90, 91"),
-    ("run made.toml --gpus 98,99", 2, "--gpus 98,99 is not allowed | torch does not see GPUs 98, 99"),
     ("dashboard --port 65536", 2, "port 65536 is in use or not allowed | --port"),
 ]
 STORES: list[Case] = [
     ("list --storage none.db", 1, "no store at | none.db | `ppo-tuner run`"),
     ("show made --storage folder", 1, "folder is a folder | a file in it"),
     ("list --storage plain_file", 1, "plain_file failed: file is not a database"),
-    ("dashboard --storage plain_file", 1, "plain_file failed: file is not a database"),
-    ("run made.toml --storage plain_file", 1, "plain_file failed: file is not a database"),
     ("run made.toml --storage plain_file/x.db", 1, "plain_file"),
     (f"stop made --storage mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported | postgresql"),
     (f"list --storage postgresql://me:{SECRET}@127.0.0.1:1/db", 1, "the store | me:***@127"),
-    (f"list --storage postgresql://me:{SECRET}@host:port/db", 1, "me:***@host:port/db | not a database URL"),
     (f"list --storage postgresql://me:{SECRET}/@2@host:port/db", 1, "not a database URL"),
 ]
 STUDIES: list[Case] = [
@@ -125,7 +119,6 @@ STUDIES: list[Case] = [
     ("run nothing.toml", 2, "nothing.toml | [search] is empty"),
     ("run listed --trials 3", 2, "trials = 3 is not allowed | [[trial]]"),
     ("confirm made", 1, 'study "made" is not finished | 7 of 10 trials ended | ppo-tuner run made'),
-    ("confirm mad", 1, 'no study "mad" | "made"?'),
     ("confirm made --seeds 0", 2, "--seeds | '0' is not allowed | at least 1"),
     ("confirm held", 1, '"held" is run by process'),
     ("estimate mad", 2, '"mad" is neither a task nor a stored study | "made"?'),
@@ -133,14 +126,10 @@ STUDIES: list[Case] = [
     ("estimate made --device cudaa", 2, "--device = 'cudaa' is not allowed | auto or cpu"),
     ("doctor made", 2, 'unexpected argument "made"'),
     ("importance made", 1, "importance needs 10, so"),
-    ("importance mad", 1, '"made"?'),
     ("diagnose made 77", 1, "has no trial 77"),
-    ("diagnose made x", 2, "'x' is not a trial number"),
     ("run to_fixed.toml", 2, "has trials already | fixed.entropy_coef: 0.02, was 0.01 | another name"),
-    ("run held", 1, '"held" is run by process'),
     ("run held.toml", 1, '"held" is run by process | sign of life | stop that one first'),
     ("run blocked.toml", 1, "cannot use the folder runs/blocked"),
-    ("run taken.toml", 1, "cannot use the folder runs/taken"),
     ("run theirs.toml", 1, "runs/theirs | a study of that name in another store"),
 ]
 READING: list[Case] = [
@@ -149,12 +138,10 @@ READING: list[Case] = [
     ("show m\x1bade", 1, 'no study "m\\x1bade"'),
     ("show mad\udce9", 2, "'mad\\udce9' is not allowed | UTF-8"),
     ("show made two", 2, "TRIAL | 'two' is not a trial number | at least 0"),
-    (f"show made {10**20}", 2, "is not a trial number"),
     ("show empty 0", 1, '"empty" has no trial'),
     ("compare made 1 1", 2, "at least two different trials"),
     ("best made --kl-budget nan", 2, "--kl-budget | 'nan' is not allowed | over 0"),
     ("best made --kl-budget 1", 1, "within the KL budget of 1 | no trained checkpoint"),
-    ("report mad", 1, 'no study "mad" | store.db | "made"?'),
     ("report made -o none/r.html", 1, "none/.r.html.new: No such file"),
     ("report made -o plain_file", 2, "plain_file already exists | --force"),
     ("logs made 0", 1, 'trial 0 of study "made" has no log at'),
@@ -171,23 +158,14 @@ UPKEEP: list[Case] = [
     ("export made --format csv -o plain_file", 2, "plain_file already exists"),
     ("export made --format csv -o folder --force", 2, "folder already exists | is not an exported study alone"),
     ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
-    ("export made --format optuna --storage none.db", 1, "no store at | none.db"),
-    ("export made --format optuna -o plain_file", 1, "plain_file failed: file is not a database"),
-    ("export mad --format optuna", 1, 'no study "mad" | "made"?'),
     ("copy made", 2, "required: --to | ppo-tuner copy --help"),
-    ("copy mad --to new.db", 1, 'no study "mad" | "made"?'),
     ("copy made --to store.db", 1, '"made" already exists in | store.db | --name'),
     ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
     ("copy made --to nowhere/x.db", 2, "--to nowhere/x.db: folder nowhere not found"),
-    ("export made --to trl -o nowhere/x.yaml", 2, "-o nowhere/x.yaml: folder nowhere not found"),
-    ("copy made --to plain_file", 1, "plain_file failed: file is not a database"),
     ("copy made --to guests.db", 1, "guests.db is not a PPO Tuner store; name another place"),
-    (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
-    ("delete held", 1, '"held" is run by process'),
 ]
 ORDERS: list[Case] = [
-    ("stop mad", 1, 'no study "mad"'),
     ("stop made", 1, 'nothing runs study "made"'),
     ("stop made 99", 1, "no trial 99"),
     ("stop made 0", 2, "trial 0 is completed"),
@@ -199,7 +177,6 @@ ORDERS: list[Case] = [
     ("retry listed", 2, "no trial has failed"),
     ("enqueue made --set learning_rate=-1", 2, "learning_rate = '-1' is not allowed | a number in"),
     ("enqueue made --set lr_scheduler_type=cosin", 2, "lr_scheduler_type = 'cosin' is not allowed | \"cosine\"?"),
-    ("enqueue made --set kl_coef=high", 2, "kl_coef = 'high' is not allowed | a number"),
     ("enqueue made --set seed=7", 2, "seed is the same in all trials"),
     ("enqueue made --set lerning_rate=1e-4", 2, 'unknown hyperparameter "lerning_rate" | "learning_rate"?'),
     ("enqueue made --set learning_rate=5e-4 kl_coef=0.1", 2, "trial 2 has these values already"),
@@ -209,42 +186,31 @@ ORDERS: list[Case] = [
     ("enqueue made --set", 2, "--set: expected at least one argument"),
     ("fork made 1", 2, "a fork must change at least one value"),
     ("fork made 1 --set batch_size=32", 2, "batch_size = 32 is not allowed | a fork cannot change it"),
-    ("fork made 1 --set kl_coeff=0.1", 2, 'unknown hyperparameter | "kl_coeff" | "kl_coef"?'),
-    ("fork made 1 --set kl_coef=-1", 2, "kl_coef = | is not allowed | at least 0"),
     ("fork made 1 --set kl_coef=0.2 --at 100", 2, "trial 1 keeps no checkpoint | 100 | kept: 128, 256"),
     ("fork made 1 --set total_episodes=256 kl_coef=0.2", 2, "total_episodes = 256 | episode 256 nothing"),
     ("fork made 9 --set kl_coef=0.2", 2, "trial 9 has not started yet"),
     ("set made", 2, "set changes nothing | trials, budget, workers, kl_budget"),
     ("set made --kl-budget 20", 2, "kl: limit = 15 is below budget = 20"),
-    ("set made --kl_budget=20", 2, "kl: limit = 15 is below budget = 20"),
-    ("best made --kl_budget nan", 2, "--kl-budget | 'nan' is not allowed | over 0"),
     ("set listed --trials 9", 2, "trials = 9 is not allowed | [[trial]]"),
 ]
 OTHERS: list[Case] = [
     ("new-task plain_file", 2, "plain_file"),
     ("new-task folder", 2, "folder"),
-    ("new-task plain_file/below", 2, "plain_file"),
     ("new-task 'a b'", 2, "'a b' is not allowed as a task's folder | letter or digit"),
-    ("new-task ''", 2, "'.' is not allowed as a task's folder"),
     ("new-task none/sums", 2, "folder none not found"),
     ("new-task sums --policy task:arithmatic", 2, "--policy = 'task:arithmatic' | \"task:arithmetic\"?"),
     ("new-task sums --policy ./none", 2, "--policy = './none': "),
     ("train --task made.toml", 2, "made.toml is a study, not a task | ppo-tuner run made.toml | task: reviews"),
     ("train --task revews", 2, 'revews | "reviews"?'),
-    ("train --learning_rat 1", 2, 'unknown flag | "--learning_rat" | "--learning_rate"?'),
     ("train --task reviews --kl_coef -1", 2, "kl_coef = | is not allowed | at least 0"),
-    ("train --task reviews --config none.yaml", 2, "none.yaml"),
     ("train --task reviews --config list.json", 2, "list.json: not a table of hyperparameters"),
     ("train --from made 1 --config bad.yaml", 2, "--config: not allowed with argument --from"),
     ("train --task reviews --output folder", 2, "--output folder is not empty"),
     ("train --task reviews --output plain_file/x", 2, "--output plain_file/x cannot be written"),
     ("train --task reviews --config bad.yaml", 2, "bad.yaml: "),
     ("import-config unknown.yaml", 2, "unknown.yaml | TRL's PPO"),
-    ("import-config folder", 2, "folder"),
     ("import-config trl.yaml", 2, "trl.yaml | kl_coef = -1.0 | at least 0"),
-    ("import-config good_trl.yaml --for-study made.tml", 2, "study file made.tml not found"),
     ("train --task reviews --config unknown.yaml", 2, 'unknown.yaml | lamb | "lam"?'),
-    ("train --from made 99", 1, "no trial 99"),
     ("train --from made two", 2, "--from made two | 'two' is not a trial number"),
     ("train --from made 1 --task arithmetic", 2, "--from made 1 | reviews"),
 ]
@@ -263,9 +229,7 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ('task = "reviews"', "task = 3", "task = 3 | a string in quotes, or a [task] table"),
     ('task = "reviews"', 'task = { polcy = "x" }', 'task.polcy: unknown key | did you mean "policy"?'),
     ('task = "reviews"', f"task = {{ {OWN_TASK}, kl_budget = 0 }}", "task.kl_budget = 0 | a number over 0"),
-    ("trials = 8", "trials = 1.5", "trials = 1.5 | a whole number of at least 1"),
     ("trials = 8", "budget = 0.5", "budget = 0.5 | at least 1"),
-    ("trials = 8", "budget = nan", "budget = nan | a number over 0"),
     ("trials = 8\n", "", "budget or trials is missing"),
     ("trials = 8", 'trials = 8\ntrainer = "mine"', "trainer = 'mine' | module:function"),
     ("trials = 8", 'trials = 8\ndevice = "gpu"', "device = 'gpu' | auto or cpu"),
@@ -274,7 +238,6 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ('task = "reviews"', 'task = "~nobody-here/x.toml"', "task: | nobody-here/x.toml not found"),
     (RANGE, f"learning_rate = {[n / 1e6 for n in range(1, 34)]}", "search.learning_rate: 33 values | 32 | range"),
     ("trials = 8", "trials = 8\ngpus_per_trial = true", "gpus_per_trial = True | a whole number"),
-    ("trials = 8", 'trials = 8\nstrategy = "full"', "strategy: unknown key"),
     ("trials = 8", f"budget = 1{'0' * 400}", "budget = 1000 | a number over 0"),
     ("entropy_coef = 0.01", f"entropy_coef = 1{'0' * 400}", "fixed.entropy_coef = 1000 | a number of at least 0"),
     ("trials = 8", f"trials = 1{'0' * 5000}", "not valid TOML"),
@@ -298,7 +261,6 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     (RANGE, "learning_rate = { low = 0, high = 1 }", "search.learning_rate: a log scale needs a low over 0"),
     (RANGE, 'learning_rate = { low = 1, high = 2, scal = "log" }', 'search.learning_rate.scal: | "scale"'),
     (RANGE, "learning_rate = []", "search.learning_rate = [] | at least two values, each once"),
-    (RANGE, "learning_rate = [1e-4]", "search.learning_rate = [0.0001] | at least two values"),
     (RANGE, "learning_rate = [1e-4, -1.0]", "search.learning_rate = -1.0 | a number in [0, 1]"),
     (RANGE, "whiten_rewards = { low = 0, high = 1 }", "search.whiten_rewards: has no range | list the values"),
     (RANGE, "eval_every_episodes = [64, 128]", "search.eval_every_episodes: cannot be searched"),
@@ -309,17 +271,13 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     (END, "limits = 15.0\n", 'kl.limits: | budget, limit | did you mean "limit"'),
     (END, f"{END}[guard]\ngrace = 1.5\n", "guard.grace = 1.5 | a number in [0, 1)"),
     (END, f'{END}[guard]\nkl_hard = "off"\n', "guard.kl_hard = 'off' | or false to switch the rule off"),
-    (END, f"{END}[guard]\npatience = 0\n", "guard.patience = 0 | a whole number of at least 1"),
     (END, f'{END}[sampler]\nname = "tpee"\n', "sampler.name = 'tpee' | did you mean \"tpe\""),
-    (END, f"{END}[sampler]\nstartup_trials = 0\n", "sampler.startup_trials = 0 | at least 1"),
     (END, f"{END}[workers]\nstep_second = 3\n", 'workers.step_second: | did you mean "step_seconds"'),
-    (END, f"{END}[workers]\nsave_seconds = inf\n", "workers.save_seconds = inf | a number over 0"),
     (END, f"{END}[[start]]\nlam = 0.9\n", "start 0.lam: it is not searched"),
     (END, f"{END}[[start]]\nlearning_rate = -1\n", "start 0.learning_rate = -1 | a number in [0, 1]"),
     (END, f"{END}[[start]]\nlabel = 3\nkl_coef = 0.1\n", "start 0.label = 3 | a string in quotes"),
     (END, f"{END}[[trial]]\nlam = 0.9\n", "search has no effect beside [[trial]]"),
     (END, f"{END}[kl]\n", "not valid TOML | line"),
-    (END, f"{END}[guards]\n", 'guards: unknown key | did you mean "guard"'),
     ("[search]", "[search.lam]", "search.lam.learning_rate: unknown key | low, high, scale"),
     ("[fixed]", "[[fixed]]", "fixed = | a table of key = value lines"),
 ]
@@ -349,7 +307,6 @@ def make(folder: Path) -> Store:
     for step in KEPT:
         checkpoint.write(checkpoint.step_folder(runs / "made" / "1", step), {}, state={}, extra={"episode": 64 * step})
     (runs / "blocked").write_text("")
-    (runs / "taken").write_text("")
     (runs / "theirs/0/step-000003").mkdir(parents=True)
     (runs / "theirs/.lock").touch()
     store.update_study(lease, folder=str(runs / "made"))
@@ -444,5 +401,5 @@ def test_every_command_has_cases() -> None:
 def test_the_study_file_of_the_cases_is_one_without_mistakes(place: Path) -> None:
     """So each case is refused for the one thing that was changed."""
     stored = StudySpec.from_dict(made_study.SPEC, "made")
-    changes = StudySpec.load(place / "made.toml").changes_to(stored)
+    changes = spec_changes(stored, StudySpec.load(place / "made.toml"))
     assert (changes.allowed, changes.refused) == ([], [])

@@ -15,6 +15,7 @@ from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli.run import _confirmed_by_rest
 from tuner.confirm.answer import Gain, of_study
 from tuner.confirm.plan import Plan, always_confirmed, cost_line, missing
+from tuner.control.needs import extreme_configs
 from tuner.judge.results import StudyView, read_study, value_sources
 from tuner.search.choose import choose, is_exhausted, tried
 from tuner.search.propose import as_read, new_trial, propose
@@ -67,7 +68,7 @@ def test_a_stored_study_is_read_back_equal_and_counts_it_among_the_largest() -> 
     assert StudySpec.from_stored(
         json.loads(json.dumps(study.to_dict())), "stored"
     ) == study and study.baseline == {**TRL, "batch_size": 512}  # fmt: skip
-    assert study.extreme_configs()["the baseline"].batch_size == 512
+    assert extreme_configs(study)["the baseline"].batch_size == 512
     assert "baseline" not in StudySpec.from_dict(PACED, "s.toml").to_dict()
     same = spec(start=[{"batch_size": 32}, {"learning_rate": 1e-5}], baseline={"batch_size": 32}, trials=2)
     assert [(start.params, other) for start, other in same.dropped] == [({"batch_size": 32}, "trial 1, the baseline")]

@@ -12,14 +12,14 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from ppo_core.report import NextMove, StepReport
-from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run
+from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.arguments import budget
 from tuner.control.events import TrialStarted
 from tuner.control.trial_ends import guarded
 from tuner.engine.protocol import Stepped
 from tuner.judge.scoring import charged_seconds, tally
-from tuner.search.choose import New, Resume, choose, is_finished
+from tuner.search.choose import New, choose, is_finished
 from tuner.search.propose import new_trial
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -47,16 +47,16 @@ def finished(number: int, **changes: Any) -> TrialRow:
 def next_of(trials: Sequence[TrialRow], spec: StudySpec) -> int | str | None:
     """Return what runs next: a trial's number, "new", or None."""
     chosen = choose(spec, trials, ())
-    return "new" if isinstance(chosen, New) else None if chosen is None else chosen.number
+    return "new" if isinstance(chosen, New) else chosen
 
 
 def test_interrupted_trials_come_before_waiting_and_both_before_new() -> None:
     unended = [replace(finished(n), status=Status.WAITING) for n in range(2)]
     unended.append(replace(finished(2), status=Status.RUNNING))
     spec = make_spec()
-    assert choose(spec, unended, ()) == Resume(2)
-    assert choose(spec, unended, (2,)) == Resume(0)
-    assert choose(spec, unended, (0, 2)) == Resume(1)
+    assert choose(spec, unended, ()) == 2
+    assert choose(spec, unended, (2,)) == 0
+    assert choose(spec, unended, (0, 2)) == 1
     assert isinstance(choose(spec, unended, (0, 1, 2)), New)
 
 
@@ -87,7 +87,7 @@ def test_a_budget_in_time_starts_trials_until_they_have_taken_it() -> None:
     rows[2] = replace(rows[2], status=Status.RUNNING, seconds=5.0)
     assert choose(spec, rows, (2,)) is None, "one that runs counts as what the others took"
     assert isinstance(choose(make_spec(budget="181s"), rows, (2,)), New)
-    assert choose(spec, rows, ()) == Resume(2), "and is resumed to its end"
+    assert choose(spec, rows, ()) == 2, "and is resumed to its end"
     longer = [replace(row, seconds=200.0) if row.number == 2 else row for row in rows]
     assert choose(make_spec(budget="310s"), longer, (2,)) is None, "but for one that took more already"
     at_once = [trial_row(n, status=Status.FAILED, config=CONFIG, episodes=0, seconds=0.0) for n in range(3)]
@@ -214,11 +214,11 @@ def test_a_study_comes_to_an_end_within_its_bounds(bounds: dict[str, Any], worke
     assert choose(spec, study.rows, ()) is None, "what a person paused is theirs to resume"
     assert not is_finished(spec, study.rows)
     study.put(replace(ended, status=Status.WAITING))
-    assert choose(spec, study.rows, ()) == Resume(0)
+    assert choose(spec, study.rows, ()) == 0
     study.put(ended)
     asked = replace(ended, number=len(study.rows), origin=Origin.ENQUEUED, status=Status.WAITING)
     study.put(asked)
-    assert choose(spec, study.rows, ()) == Resume(asked.number), "what a person asked for is run beyond the bounds"
+    assert choose(spec, study.rows, ()) == asked.number, "what a person asked for is run beyond the bounds"
 
 
 def test_what_the_guard_ends_is_evaluated_once_more() -> None:
@@ -246,19 +246,6 @@ def test_a_budget_is_kept_and_more_of_it_goes_on_where_it_was(tmp_path: Path) ->
     assert sum(row.episodes for row in rows(tmp_path)) / 160 == 4
     is_done, events = run(tmp_path, spec, workers=2, budget=4)
     assert is_done and not any(isinstance(event, TrialStarted) for event in events)
-
-
-def test_a_study_with_a_budget_that_was_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
-    """The guard ends trial 5 in both, and what it left of the budget starts the same trial."""
-    spec = quick_spec(trials=None, budget=7)
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    assert run(undisturbed, spec, workers=1)[0]
-    with controller(tmp_path, spec, workers=1) as killed:
-        killed.read_until(lambda line: line.startswith("TrialStepped 5 "))
-        killed.kill()
-    assert run(tmp_path, spec, workers=1)[0]
-    assert outcomes(tmp_path) == outcomes(undisturbed) and curves(tmp_path) == curves(undisturbed)
 
 
 def test_a_trial_is_evaluated_and_saved_before_it_crosses_the_kl_budget(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
 from tuner.environment import to_copy
 from tuner.files.folder import claim
-from tuner.store import Store
-from tuner.store.commands import storage_flags
+from tuner.store import Store, storage_flags
 
 # Mistakes: see test_bad_input.py
 

@@ -20,8 +20,8 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.estimate import LEARNING, LOADING, SAMPLING, _lower
 from tuner.cli.progress import StudyProgress
-from tuner.control.disk import disk, most_kept
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
+from tuner.control.needs import disk, most_kept
 from tuner.judge.scoring import Tally, tally
 from tuner.study.spec import StudySpec
 

@@ -26,6 +26,7 @@ from tuner.cli.run import DEMO_PLAN
 from tuner.control.events import (
     Emit,
     Preparing,
+    Stop,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -105,9 +106,9 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         )
         progress(TrialEnded(pruned(0, value_step=4, params={"lam": 0.95}), Tally(5, 8, 5.0, None)))
         progress(StudyStopping(1, "interrupted"))
-        progress(StudyStopped(Tally(5, 8, 5.0, None), "interrupted"))
+        progress(StudyStopped(Tally(5, 8, 5.0, None), Stop("interrupted")))
     text = out.getvalue()
-    assert progress.stopped == StudyStopped(Tally(5, 8, 5.0, None), "interrupted")
+    assert progress.stopped == StudyStopped(Tally(5, 8, 5.0, None), Stop("interrupted"))
     for line in (
         "4 of 8 trials ended; KL budget 10, limit 15 nats/response",
         "note: search.lam: not searched, was 0.9 to 1",
@@ -177,7 +178,7 @@ def test_the_command_that_resumes_repeats_the_flags_on_workers(
     ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, on_event: Emit, **__: object) -> None:
-        on_event(StudyStopped(Tally(0, 3, 0.0, None), "interrupted"))
+        on_event(StudyStopped(Tally(0, 3, 0.0, None), Stop("interrupted")))
 
     monkeypatch.setattr("tuner.cli.run.run_study", stop)
     monkeypatch.setattr("tuner.cli.run.require_gpus", lambda _: None)

@@ -17,8 +17,9 @@ from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, opened, placed, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
+from tuner.confirm.intervals import Readings, error_of_look, pooled, share_at_most
 from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
-from tuner.confirm.result import Confirmation, Confirmed, Readings, confirmations, error_of_look, pooled, share_at_most
+from tuner.confirm.result import Confirmation, Confirmed, confirmations
 from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import OnTest, TrialRow

@@ -19,10 +19,9 @@ from tests.tuner.invoke import Invoke
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm.plan import Plan
 from tuner.exchange import TRAINERS
-from tuner.exchange.launch_config import LaunchConfig, Readings, launch_config
 from tuner.exchange.table import effective
 from tuner.exchange.table import write as write_table
-from tuner.exchange.trainers import TARGETS, write
+from tuner.exchange.trainers import TARGETS, LaunchConfig, Readings, launch_config, write
 from tuner.exchange.trl import _flat, read
 from tuner.judge.results import read_study
 from tuner.store import Store, schema

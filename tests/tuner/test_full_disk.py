@@ -15,7 +15,7 @@ from tests.tuner import quick_study
 from tests.tuner.quick_study import opened, placed, quick_spec
 from tuner.cli.progress import StudyProgress
 from tuner.control.events import Event, StudyWarned, TrialStarted
-from tuner.control.retry import Policy
+from tuner.control.retry import RetryPolicy
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
-    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(0.0, 0.0))
+    monkeypatch.setattr("tuner.control.retry.OUTAGE", RetryPolicy(0.0, 0.0))
     (tmp_path / "full").touch()
     return tmp_path / "full"
 
@@ -90,7 +90,7 @@ def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
 
     with monkeypatch.context() as patched:
         limit = 3600.0 if how == "order" else 0.0
-        patched.setattr("tuner.control.retry.OUTAGE", Policy(0.0, 0.0, limit))
+        patched.setattr("tuner.control.retry.OUTAGE", RetryPolicy(0.0, 0.0, limit))
         finished, _ = run_cramped(tmp_path, order)
     assert not finished
     assert [row.status for row in quick_study.rows(tmp_path)] == [Status.WAITING]

@@ -14,7 +14,7 @@ from tests.tuner.test_ten_answers import NAME, STUDIES, around
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm import gauntlet
 from tuner.confirm.answer import of_study
-from tuner.confirm.gauntlet import Gate, Gauntlet, Row, State
+from tuner.confirm.gauntlet import Gate, Gauntlet, State, Way
 from tuner.confirm.plan import Plan, missing
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged
@@ -106,7 +106,7 @@ def stops(found: Gauntlet) -> dict[int, tuple[str, str]]:
     return {row.number: (str(row.stopped_at or row.state), row.readings[-1].text) for row in found.rows}
 
 
-def close(row: Row) -> list[str]:
+def close(row: Way) -> list[str]:
     """The gates at which a trial is close to the limit."""
     return [str(gate) for gate, reading in zip(Gate, row.readings, strict=False) if reading.is_close]
 

@@ -21,7 +21,7 @@ from tests.tuner.test_engine import at_gate, engine, heard, own_spec, reading, r
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.control.controller import NO_PLACE
-from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
+from tuner.control.events import Stop, StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.base import EngineNeeds, HangTimeout
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Lost, PrepareTask, Progress, Stepped
@@ -202,7 +202,7 @@ def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(tmp_path: Pa
     warnings = [event.message for event in events if isinstance(event, StudyWarned)]
     assert "trial 0: worker lost: silent for" in warnings[1] and "the next run of the study resumes it" in warnings[1]
     assert [f"process {stuck.pid} cannot be killed" in line for line in warnings] == [True, False]
-    assert isinstance(events[-1], StudyStopped) and events[-1].why == NO_PLACE and not events[-1].is_deliberate
+    assert isinstance(events[-1], StudyStopped) and events[-1].stop == Stop(NO_PLACE)
     (tmp_path / "gate").touch()
     finished, events = run(tmp_path, spec, workers=1)
     assert finished and next(event.resumed_step for event in events if isinstance(event, TrialStarted)) == 6

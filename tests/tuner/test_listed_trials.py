@@ -8,6 +8,7 @@ import pytest
 
 from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
+from tuner.control.changes import spec_changes
 from tuner.control.events import StudyStarted
 from tuner.control.orders import enqueued_params
 from tuner.study.spec import StudySpec
@@ -69,16 +70,16 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message
 
 def test_a_study_may_list_more_trials_later_and_change_none() -> None:
     longer = spec(trial=[*BETAS, {"kl_coef": 0.5}])
-    assert longer.changes_to(spec()).refused == []
-    assert longer.changes_to(spec()).allowed == ["trials: 4, was 3"]
-    (changed,) = spec(trial=[{"kl_coef": 0.2}, *BETAS[1:]]).changes_to(spec()).refused
+    assert spec_changes(spec(), longer).refused == []
+    assert spec_changes(spec(), longer).allowed == ["trials: 4, was 3"]
+    (changed,) = spec_changes(spec(), spec(trial=[{"kl_coef": 0.2}, *BETAS[1:]])).refused
     assert changed.startswith(
         "trial 0: {'kl_coef': 0.2}, was {'label': 'low', 'kl_coef': 0.01}; give the study another"
     )
-    (shorter,) = spec(trial=BETAS[:2]).changes_to(spec()).refused
+    (shorter,) = spec_changes(spec(), spec(trial=BETAS[:2])).refused
     assert shorter.startswith("trial 2: not listed, was {'label': 'to a target'")
     searching = spec(trial=None, trials=3, search={"kl_coef": "advised"})
-    assert spec().changes_to(searching).refused == ["trials: listed, were searched; give the study another name"]
+    assert spec_changes(searching, spec()).refused == ["trials: listed, were searched; give the study another name"]
 
 
 def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> None:

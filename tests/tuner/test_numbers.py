@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from ppo_core.output import console, decimals, fixed, measured, nats, pluralize, plus_minus, report_line
+from ppo_core.output import console, decimals, fixed, measured, nats, plus_minus, report_line
 from ppo_core.report import StepReport
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
 from tuner.confirm.headline import Headline
-from tuner.confirm.result import Interval, places_of
+from tuner.confirm.intervals import Interval, places_of
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import Tally
 
@@ -47,14 +47,6 @@ def test_the_decimals_are_those_of_the_error_or_of_the_distances(numbers: Any, e
     assert decimals(numbers, errors) == places
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(1, "1 trial"), (1.0, "1 trial"), (0.4531, "0.453 trials"), (12.0, "12 trials"), (0, "0 trials")],
-)
-def test_a_count_of_one_is_singular(count: float, text: str) -> None:
-    assert pluralize(count, "trial") == text
-
-
 def test_a_stated_kl_and_a_budget_of_one_are_singular() -> None:
     assert (nats(1.0), nats(2.5)) == ("1 nat/response", "2.5 nats/response")
     tallied = Tally(ended=1, total=None, spent=0.4, budget=1.0)
@@ -77,13 +69,6 @@ def test_results_of_a_usual_task_have_two_digits_of_their_error() -> None:
     assert plus_minus(0.5) == "0.500" and plus_minus(None, 0.1) == "-" and measured(5.56) == "5.56"
     assert Interval(2.0123, 1.9571, 2.0672, 5).text == "2.01 [1.96, 2.07]"
     assert Interval(0.1123, 0.0571, 0.1672, 5).signed == "+0.11 [0.06, 0.17]"
-
-
-@in_units
-def test_what_differs_by_an_error_reads_differently(factor: float, offset: float) -> None:
-    one, other = (plus_minus(offset + factor * reward, factor * SE) for reward in (1.84, 1.89))
-    assert one.split(" ± ")[0] != other.split(" ± ")[0] and one.split(" ± ")[1] == other.split(" ± ")[1]
-    assert float(one.split(" ± ")[1]) == pytest.approx(factor * SE, rel=0.1)
 
 
 @in_units

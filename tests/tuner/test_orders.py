@@ -87,11 +87,18 @@ def test_a_paused_trial_goes_on_when_it_is_told_and_equals_an_unbroken_one(tmp_p
     assert (paused.status, paused.wanted, paused.ended_at) == (Status.PAUSED, None, None)
     assert [event.row.number for event in events if isinstance(event, TrialSetAside)] == [1]
     (stopped,) = [event for event in events if isinstance(event, StudyStopped)]
-    assert (stopped.why, stopped.paused) == ("only paused trials are left (1)", (1,))
+    assert (stopped.stop.why, stopped.stop.paused) == ("only paused trials are left (1)", (1,))
     placed(tmp_path, "resume", 1)
     resumed = go_on(tmp_path, quick_spec())
     assert list(resumed) == [1] and resumed[1] is not None
     assert curves(tmp_path) == curves(unbroken)
+
+
+@pytest.mark.parametrize("kind", ["stop", "pause"])
+def test_a_trial_that_has_run_whole_is_completed_whatever_is_ordered(tmp_path: Path, kind: str) -> None:
+    assert run_with(tmp_path, {(0, 9): lambda store: place(store, kind, 0)}, spec=quick_spec(trials=1))[0]
+    (row,) = rows(tmp_path)
+    assert (row.status, row.wanted, row.episodes) == (Status.COMPLETED, None, 160)
 
 
 def test_a_paused_study_waits_and_goes_on_from_its_checkpoints(tmp_path: Path, unbroken: Path) -> None:
@@ -314,7 +321,7 @@ def test_orders_are_obeyed_while_the_task_is_prepared(tmp_path: Path, monkeypatc
         assert [order.state for order in decided(folder)] == [OrderState.DONE] * (2 if kind == "pause" else 1)
         assert finished is (kind != "stop")
         assert len(rows(folder)) == {"stop": 0, "enqueue": 2, "pause": 1}[kind]
-        stops = [event.why for event in events if isinstance(event, StudyStopped)]
+        stops = [event.stop.why for event in events if isinstance(event, StudyStopped)]
         assert stops == (["stopped by an order"] if kind == "stop" else [])
 
 
@@ -332,7 +339,7 @@ def test_orders_are_obeyed_while_tested(tmp_path: Path, monkeypatch: pytest.Monk
         assert finished and len(rows(folder)) == 2 + (kind == "enqueue") + (2 if plan and kind != "stop" else 0)
         assert all(row.status in (Status.COMPLETED, Status.PRUNED) for row in rows(folder))
         assert (folder / "gate").exists()
-        stops = [event.why for event in events if isinstance(event, StudyStopped)]
+        stops = [event.stop.why for event in events if isinstance(event, StudyStopped)]
         assert stops == (["stopped by an order"] if kind == "stop" else []), "what is left to read is no secret"
 
 

@@ -21,6 +21,7 @@ from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import small_policy
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_study import quick_table, rows, run
+from tuner.control.changes import spec_changes
 from tuner.study.spec import StudySpec
 
 TASK = 'policy = "an-org/a-model"\nreward = "ppo_core.tasks.arithmetic.reward:exact"\nprompts = "an-org/data"\n'
@@ -219,7 +220,7 @@ def test_a_study_states_its_task_in_a_table(tmp_path: Path) -> None:
     assert (study.task, study.kl_budget, study.kl_limit) == (str(path), 4, 10)
     assert study.config({}).learning_rate == 1e-4
     stored = StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "the store")
-    assert stored == study and not stored.changes_to(study).refused
+    assert stored == study and not spec_changes(study, stored).refused
 
 
 def test_a_study_without_a_file_states_its_task_as_well(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_without_each_prompts_rewards_the_errors_are_added() -> None:
     made = Readings(STORE.rewards, without=[100])
     found = improvement(store(made), row(0, 3.0, 3))
     assert found == Difference(1.0, pytest.approx(0.5), 0)
-    assert found.basis == "not paired, so rather too large"
+    assert "not paired, so rather too large" in found.evidence
     assert Difference(1.1, 0.5, 0).verdict == "more than the noise of the prompts"
     assert Difference(-0.9, 0.5, 4).verdict == "within the noise of the prompts"
     assert Difference(-0.9, 0.5, 4).evidence == "1.8 standard errors, paired on 4 eval prompts; one seed each"

@@ -172,7 +172,7 @@ def test_memory_that_runs_out_in_one_process_is_the_trials_error(folder: Path, r
 
 def test_gpus_are_shared_out_in_whole_groups() -> None:
     needs = EngineNeeds(2, ("0", "1", "2", "3", "4"), WorkerSettings(), gpus_per_trial=2)
-    assert needs.places == ("0,1", "2,3"), "the fifth is too few for a trial"
+    assert needs.gpu_groups == ("0,1", "2,3"), "the fifth is too few for a trial"
     with LocalEngine(needs) as engine:
         assert engine.free == 2
         with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):

@@ -15,7 +15,7 @@ from ppo_core.report import Sample, StepReport
 from tests.processes import spawned
 from tests.tuner import stores
 from tests.tuner.trial_rows import trial_row
-from tuner.control.retry import STORE, OutageWatch, Policy, StoreRetry
+from tuner.control.retry import STORE, OutageWatch, RetryPolicy, StoreRetry
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 from tuner.study.status import Origin, Reason, Status, Wanted
 
@@ -240,7 +240,7 @@ WAITING = [trial_row(number, status=Status.WAITING) for number in range(5)]
 
 def test_a_trial_with_an_outage_tries_ever_later_up_to_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    room = OutageWatch(told.append, Policy(10, 600, limit=3000), lambda: clock.now)
+    room = OutageWatch(told.append, RetryPolicy(10, 600, limit=3000), lambda: clock.now)
     waits = []
     room.record(3, "no space")
     while room.why_give_up is None:
@@ -264,7 +264,7 @@ def test_a_trial_with_an_outage_tries_ever_later_up_to_the_limit() -> None:
 def test_a_trial_that_was_not_asked_again_does_not_end_its_study() -> None:
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
-    watch = OutageWatch(lambda _: None, Policy(10, 600, limit=150), lambda: clock.now)
+    watch = OutageWatch(lambda _: None, RetryPolicy(10, 600, limit=150), lambda: clock.now)
     watch.record(3, "no answer")
     assert watch.is_waiting(WAITING)
     assert not watch.is_waiting([replace(row, status=Status.PAUSED) for row in WAITING])

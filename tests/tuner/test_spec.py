@@ -9,6 +9,9 @@ from ppo_core.config.declare import Choices, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError
 from ppo_core.loading.task_file import get_task
+from tuner.control.changes import continuing, spec_changes
+from tuner.control.needs import extreme_configs
+from tuner.judge.results import reference_sources
 from tuner.study import study_file
 from tuner.study.spec import KL_TARGET, StudySpec
 from tuner.study.study_file import SamplerSpec
@@ -60,8 +63,8 @@ def test_shipped_studies_load_and_round_trip(path: Path) -> None:
 def test_settings_of_workers_are_read_over_the_defaults_and_may_change() -> None:
     study = spec(workers={"save_seconds": 5, "checkpoint_seconds": 0})
     assert study.workers == WorkerSettings(save_seconds=5.0, checkpoint_seconds=0.0)
-    changes = study.with_keys({"workers": {"checkpoint_seconds": 7}}, "run").changes_to(
-        spec(workers={"checkpoint_seconds": 0})
+    changes = spec_changes(
+        spec(workers={"checkpoint_seconds": 0}), study.with_keys({"workers": {"checkpoint_seconds": 7}}, "run")
     )
     assert changes.refused == []
     assert changes.allowed == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
@@ -83,7 +86,7 @@ def test_a_pruner_is_a_name_and_stays_for_good() -> None:
     mine = spec(pruner="my_pruners:cautious")
     for study in (median, mine):
         assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
-    refused = spec().changes_to(median).refused, mine.changes_to(median).refused
+    refused = spec_changes(median, spec()).refused, spec_changes(median, mine).refused
     assert refused == (
         ["pruner: unset, was median; give the study another name"],
         ["pruner: my_pruners:cautious, was median; give the study another name"],
@@ -274,7 +277,7 @@ def test_what_one_choice_needs_does_something_beside_it() -> None:
 
 def test_what_a_study_takes_at_most_follows_from_each_choice() -> None:
     study = spec(search={"value_model": ["shared", "separate"], "batch_size": [64, 32], "learning_rate": "advised"})
-    largest = {name: config for name, config in study.extreme_configs().items() if name.startswith("largest")}
+    largest = {name: config for name, config in extreme_configs(study).items() if name.startswith("largest")}
     assert [config.value_model for config in largest.values()] == ["shared", "separate"]
     assert {config.batch_size for config in largest.values()} == {64}
     assert 'largest values, value_model = "separate"' in largest
@@ -305,7 +308,7 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
         "learning_rate": 2e-4, "value_learning_rate": 1e-3, "batch_size": 64, "mini_batch_size": 16,
         "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 1 - 1 / 24, "vf_coef": 0.1, "kl_coef": 0.05,
     }  # fmt: skip
-    origins = study.origins()
+    origins = reference_sources(study)
     assert set(origins) == {*names, "gamma"}
     assert {name for name, origin in origins.items() if origin == "study"} == {"gamma", "lam"}
     assert {name for name, origin in origins.items() if origin == "task"} == set(names[:4])
@@ -389,7 +392,7 @@ def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
     )
     assert study.search == {"kl_target": Range(3.0, 5.0), "kl_step": Range(1 / 180, 3 / 60, "log")}  # 1,920 / 32
     assert study.reference_params() == {"kl_target": pytest.approx(5.0 * KL_TARGET), "kl_step": pytest.approx(1 / 60)}
-    assert study.origins() == {"batch_size": "study", "kl_target": "study", "kl_step": "study"}
+    assert reference_sources(study) == {"batch_size": "study", "kl_target": "study", "kl_step": "study"}
     short = spec(search={"kl_step": "advised"}, fixed={"batch_size": 640})
     assert short.reference_params() == {"kl_step": 0.1}, "at most a tenth by default"
 
@@ -409,7 +412,7 @@ def test_changes_that_take_effect_are_listed() -> None:
         sampler={"name": "random"},
         search={"learning_rate": {"low": 1e-4, "high": 1e-3}, "gamma": {"low": 0.9, "high": 1}},
     )
-    changes = new.changes_to(old)
+    changes = spec_changes(old, new)
     assert changes.refused == []
     assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.allowed
     assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.allowed
@@ -424,20 +427,20 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     new = spec(
         trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
     )
-    changes = new.changes_to(spec())
+    changes = spec_changes(spec(), new)
     assert changes.allowed == ["kl.budget: 5.0, was 6.0"]
     assert [line.split(":")[0] for line in changes.refused] == [
         "trainer", "seed", "fixed.gamma", "kl.limit", "guard.kl_hard",
     ]  # fmt: skip
     assert changes.refused[2] == "fixed.gamma: 0.9, was unset; give the study another name"
-    assert new.changes_to(new).refused == []
+    assert spec_changes(new, new).refused == []
 
 
 def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
     old = spec(kl={"budget": 6})
-    changes = spec(kl={"budget": 8}).continuing(old).changes_to(old)
+    changes = spec_changes(old, continuing(spec(kl={"budget": 8}), old))
     assert (changes.allowed, changes.refused) == (["kl.budget: 8.0, was 6.0"], [])
-    stated = spec(kl={"budget": 8, "limit": 15}).changes_to(spec(kl={"budget": 6, "limit": 16}))
+    stated = spec_changes(spec(kl={"budget": 6, "limit": 16}), spec(kl={"budget": 8, "limit": 15}))
     assert [line.partition(":")[0] for line in stated.refused] == ["kl.limit"]
 
 
@@ -446,16 +449,16 @@ def test_trials_are_made_for_the_studys_first_budget_whatever_it_is_now() -> Non
         return spec(search={"learning_rate": "advised"}, kl={"budget": budget})
 
     old = now(6.0)
-    by_file, by_order = now(9.0).continuing(old), old.with_keys({"kl": {"budget": 9.0}}, "set")
+    by_file, by_order = continuing(now(9.0), old), old.with_keys({"kl": {"budget": 9.0}}, "set")
     for study in (by_file, by_order, StudySpec.from_dict(json.loads(json.dumps(by_file.to_dict())), "stored")):
         assert (study.kl_budget, study.first_budget, study.kl_limit) == (9.0, 6.0, 15.0)
         assert beta(study) == beta(old) and beta(old)[1] == pytest.approx(6.0 * KL_TARGET)
         assert study.budget_changed in study.notes and "first KL budget, 6" in study.budget_changed
-        assert study.changes_to(old).refused == []
-    back = now(6.0).continuing(by_file)
+        assert spec_changes(old, study).refused == []
+    back = continuing(now(6.0), by_file)
     assert (back, back.budget_changed, old.budget_changed) == (old, "", "")
     with pytest.raises(ConfigError, match="limit = 15 is below budget = 16"):
-        now(16.0).continuing(old)
+        continuing(now(16.0), old)
 
 
 def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> None:
@@ -469,5 +472,5 @@ def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> Non
 def test_a_change_of_who_keeps_the_pace_is_refused() -> None:
     paced, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
     for new, old in ((searched, paced), (paced, searched)):
-        refused = new.changes_to(old).refused
+        refused = spec_changes(old, new).refused
         assert [line.partition(":")[0] for line in refused] == ["pace"]

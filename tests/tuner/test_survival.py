@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from ppo_core import checkpoint
 from ppo_core.cli.command_line import EXIT_INTERRUPTED
-from ppo_core.errors import StoreError, StudyError
+from ppo_core.errors import StudyError
 from tests.tuner.quick_study import (
     ROOT,
     Controller,
@@ -31,7 +31,6 @@ from tests.tuner.quick_study import (
     storage,
     write_study,
 )
-from tests.tuner.quick_trainer import STATE
 from tests.tuner.stores import content, pretend
 from tests.waiting import SECONDS, until
 from tuner.control.events import StudyWarned, TrialStarted
@@ -112,27 +111,6 @@ def test_a_killed_controllers_study_goes_on_without_loss(tmp_path: Path, unbroke
     assert ended >= {int(line.split()[1]) for line in first.lines if line.startswith("TrialEnded")}
     assert set(go_on(tmp_path, quick_spec())) == set(range(6)) - ended
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
-
-
-def test_a_study_survives_kill_after_kill(tmp_path: Path, unbroken: Path) -> None:
-    for _ in range(3):
-        with controller(tmp_path, quick_spec()) as killed:
-            killed.read_until(lambda line: line.startswith("TrialStepped"), times=9)
-            killed.kill()
-    assert run(tmp_path, quick_spec())[0]
-    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
-
-
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, unbroken: Path) -> None:
-    with controller(tmp_path, quick_spec("gated")) as killed:
-        wait_at_gate(killed, tmp_path)
-        killed.kill()
-    for number in (0, 1):
-        (tmp_path / "runs/quick" / str(number) / "step-000006" / STATE).write_text("[6, 0]")
-    (tmp_path / "gate").touch()
-    resumed = go_on(tmp_path, quick_spec("gated"))
-    assert (resumed[0], resumed[1]) == (3, 3)
-    assert curves(tmp_path) == curves(unbroken)
 
 
 @pytest.mark.slow
@@ -306,28 +284,3 @@ def test_a_second_ctrl_c_ends_at_once_without_a_traceback(tmp_path: Path, unbrok
     (tmp_path / "gate").touch()
     assert run(tmp_path, quick_spec("gated"))[0]
     assert curves(tmp_path) == curves(unbroken)
-
-
-@pytest.mark.slow
-def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path: Path, unbroken: Path) -> None:
-    with controller(tmp_path, quick_spec("gated")) as killed:
-        workers = wait_at_gate(killed, tmp_path)
-        assert len(workers) == 2
-        killed.kill()
-    assert_dead(workers)
-    (tmp_path / "gate").touch()
-    resumed = go_on(tmp_path, quick_spec("gated"))
-    assert (resumed[0], resumed[1]) == (6, 6)
-    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
-
-
-@pytest.mark.slow
-def test_a_file_that_another_host_writes_is_refused_until_that_has_ended(tmp_path: Path) -> None:
-    with controller(tmp_path, quick_spec("gated"), host="host-a") as first:
-        wait_at_gate(first, tmp_path)
-        for create in (False, True):
-            with pytest.raises(StoreError, match=r'that host-a writes, for study "quick"; .* PostgreSQL'):
-                Store.open(storage(tmp_path), create=create)
-        (tmp_path / "gate").touch()
-        assert first.end() == 0
-    assert len(rows(tmp_path)) == 6

@@ -88,116 +88,56 @@ STUDIES = {
 }  # fmt: skip
 ON_FRESH = "On 5 fresh seeds: reward "
 WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
-TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
-    "tie": (
-        Badge.TIE,
-        "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
+TOLD: Mapping[str, tuple[Badge, str, str, str, int]] = {
+    "tie": (Badge.TIE, "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
         f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (95% bound 45%).",
-        "5 seeds are too few to detect 0.076 (10% of training's gain); 20 should do. confirm ten --seeds 20",
-        "train --from ten 0",
-    ),
-    "win": (
-        Badge.CONFIRMED,
-        WIN,
+        "5 seeds are too few to detect 0.076 (10% of training's gain); 20 should do. confirm ten --seeds 20", 0),
+    "win": (Badge.CONFIRMED, WIN,
         f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (95% bound 45%).",
-        "",
-        "train --from ten 1",
-    ),
-    "small win": (
-        Badge.CONFIRMED,
-        "Launch trial 1: +0.200 [0.172, 0.228] over the reference.",
+        "", 1),
+    "small win": (Badge.CONFIRMED, "Launch trial 1: +0.200 [0.172, 0.228] over the reference.",
         ON_FRESH,
-        "If more than 21% of its runs broke, it would lose its lead.",
-        "train --from ten 1",
-    ),
-    "breaks": (
-        Badge.TIE,
-        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (95% bound 66%)).",
+        "If more than 21% of its runs broke, it would lose its lead.", 1),
+    "breaks": (Badge.TIE, "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (95% bound 66%)).",
         f"{ON_FRESH}1.000 [0.983, 1.017]",
-        "40 seeds are too few to detect 0.075 (10% of training's gain).",
-        "train --from ten 0",
-    ),
-    "over": (
-        Badge.CONFIRMED,
-        "Launch trial 1: ",
+        "40 seeds are too few to detect 0.075 (10% of training's gain).", 0),
+    "over": (Badge.CONFIRMED, "Launch trial 1: ",
         "On 3 fresh seeds",
-        "KL is over the budget in 1 of 3 runs (95% bound 86%).",
-        "train --from ten 1",
-    ),
-    "hacked": (
-        Badge.CONFIRMED,
-        WIN,
+        "KL is over the budget in 1 of 3 runs (95% bound 86%).", 1),
+    "hacked": (Badge.CONFIRMED, WIN,
         ON_FRESH,
-        "Reward hacking, also on fresh seeds: length grows from 20 to 36 tokens. Read its samples. show ten 1",
-        "train --from ten 1",
-    ),
-    "suspect": (
-        Badge.ONE_SEED,
-        "Launch trial 1, which is not confirmed.",
+        "Reward hacking, also on fresh seeds: length grows from 20 to 36 tokens. Read its samples. show ten 1", 1),
+    "suspect": (Badge.ONE_SEED, "Launch trial 1, which is not confirmed.",
         "Best in budget, one seed: ",
-        "A sign of reward hacking: length grows from 20 to 35 tokens. Read its samples. show ten 1",
-        "train --from ten 1",
-    ),
-    "hacked once": (Badge.CONFIRMED, WIN, ON_FRESH, "", "train --from ten 1"),
-    "newer": (
-        Badge.CONFIRMED,
-        WIN,
+        "A sign of reward hacking: length grows from 20 to 35 tokens. Read its samples. show ten 1", 1),
+    "hacked once": (Badge.CONFIRMED, WIN,
         ON_FRESH,
-        "Trial 12 is newer and scored higher in the search (2.001 against 2.000), but is not confirmed. "
-        "confirm ten --top 1",
-        "train --from ten 1",
-    ),
-    "one trial": (
-        Badge.ONE_SEED,
-        "Launch trial 0, the reference, which is not confirmed.",
+        "", 1),
+    "newer": (Badge.CONFIRMED, WIN,
+        ON_FRESH,
+        "Trial 12 is newer and scored higher in the search (2.001 against 2.000), but is not confirmed. confirm ten --top 1", 1),
+    "one trial": (Badge.ONE_SEED, "Launch trial 0, the reference, which is not confirmed.",
         "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.750 ± 0.042 over the SFT policy.",
-        "The highest of many values on one seed is partly luck: confirm it. confirm ten",
-        "train --from ten 0",
-    ),
-    "changed": (
-        Badge.CONFIRMED,
-        WIN,
-        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 4.5 nats/response (trials were trained for the first "
-        "budget, 6); 0 of 5 broke (95% bound 45%).",
-        "",
-        "train --from ten 1",
-    ),
-    "running": (
-        Badge.ONE_SEED,
-        "Nothing yet: trial 1 leads.",
+        "The highest of many values on one seed is partly luck: confirm it. confirm ten", 0),
+    "changed": (Badge.CONFIRMED, WIN,
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 4.5 nats/response (trials were trained for the first budget, 6); 0 of 5 broke (95% bound 45%).",
+        "", 1),
+    "running": (Badge.ONE_SEED, "Nothing yet: trial 1 leads.",
         "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +1.750 ± 0.042 over the SFT policy.",
-        "The search is not finished. run ten",
-        "train --from ten 1",
-    ),
-    "baseline": (
-        Badge.CONFIRMED,
-        "Launch trial 2: +1.000 [0.971, 1.029] over the reference, and better than every other.",
+        "The search is not finished. run ten", 1),
+    "baseline": (Badge.CONFIRMED, "Launch trial 2: +1.000 [0.971, 1.029] over the reference, and better than every other.",
         ON_FRESH,
-        "",
-        "train --from ten 2",
-    ),
-    "baseline wins": (
-        Badge.CONFIRMED,
-        "Launch the baseline: +1.000 [0.971, 1.029] over the reference, and better than every other.",
+        "", 2),
+    "baseline wins": (Badge.CONFIRMED, "Launch the baseline: +1.000 [0.971, 1.029] over the reference, and better than every other.",
         ON_FRESH,
-        "",
-        "train --from ten 1",
-    ),
-    "baseline on one seed": (
-        Badge.ONE_SEED,
-        "Launch trial 2, which is not confirmed.",
+        "", 1),
+    "baseline on one seed": (Badge.ONE_SEED, "Launch trial 2, which is not confirmed.",
         "Best in budget, one seed: ",
-        "The highest of many values on one seed is partly luck: confirm it. confirm ten",
-        "train --from ten 2",
-    ),
-    "nothing learned": (
-        Badge.ONE_SEED,
-        "Launch nothing: ",
+        "The highest of many values on one seed is partly luck: confirm it. confirm ten", 2),
+    "nothing learned": (Badge.ONE_SEED, "Launch nothing: ",
         "Best in budget, one seed: eval reward 0.330 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.080 ± 0.042 over ",
-        "Its gain is within the noise. To see what to change: diagnose ten 1",
-        "train --from ten 1",
-    ),
-}
+        "Its gain is within the noise. To see what to change: diagnose ten 1", 1),
+}  # fmt: skip
 GAINED: Mapping[str, str] = {
     "baseline": "Over the reference (trial 0): +1.000 [0.971, 1.029]; over the baseline (trial 1): "
     "+0.500 [0.471, 0.529].",
@@ -281,11 +221,11 @@ def path(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_place_prints_the_same_answer(path: Path, name: str, ppo_tuner: Invoke) -> None:
     made = STUDIES[name]
     make(path, made)
-    found, (badge, decision, evidence, doubt, launch) = of(path), TOLD[name]
+    found, (badge, decision, evidence, doubt, trial) = of(path), TOLD[name]
     assert found is not None and found.badge is badge
     assert found.decision.startswith(decision) and found.evidence.startswith(evidence)
     assert " ".join(filter(None, [found.doubt, *found.remedy])) == doubt
-    assert " ".join(found.launch) == launch and found.gained == GAINED.get(name, "")
+    assert found.launch == ("train", "--from", NAME, str(trial)) and found.gained == GAINED.get(name, "")
 
     remedy = [to_copy(found.remedy)] if found.remedy else []
     assert found.has_learned == (name != "nothing learned")

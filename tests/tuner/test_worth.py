@@ -9,6 +9,7 @@ from ppo_core.config.declare import HyperValue
 from tests.tuner import quick_study
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
+from tuner.control.changes import spec_changes
 from tuner.search.choose import New, choose, is_exhausted, is_finished, why_early
 from tuner.search.propose import new_trial
 from tuner.search.worth import LEAST_TRIALS, ends_early, expected_gain, outlook
@@ -41,7 +42,7 @@ def test_a_search_ends_where_another_trial_promises_little() -> None:
     assert not ends_early(spec, rows_of(alike, baseline=0.99)), "the best has gained little more than another promises"
     whole = replace(spec, stop_early=False)
     assert not ends_early(whole, rows_of(alike))
-    (line,) = spec.changes_to(whole).allowed
+    (line,) = spec_changes(whole, spec).allowed
     assert "--whole-budget" in line and line.endswith(": no, was yes")
 
 

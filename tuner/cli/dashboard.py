@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError
 from tuner.environment import READ_ONLY_VARIABLE, STORAGE_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
-from tuner.store import Store
-from tuner.store.commands import location
+from tuner.store import Store, location
 from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
@@ -28,13 +27,11 @@ def dashboard(args: argparse.Namespace) -> int:
     address = f"http://{HOST}:{port}/"
     variables = {STORAGE_VARIABLE: where}
     if args.read_only:
-        link, note = address, "read-only; Ctrl-C ends it"
         variables[READ_ONLY_VARIABLE] = "1"
+        print(f"dashboard: {address} (read-only; Ctrl-C ends it)", flush=True)
     else:
-        token = secrets.token_urlsafe(24)
-        link, note = f"{address}?{TOKEN_PARAMETER}={token}", "Ctrl-C ends it"
-        variables[TOKEN_VARIABLE] = token
-    print(f"dashboard: {link} ({note})", flush=True)
+        variables[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
+        print(f"dashboard: {address}?{TOKEN_PARAMETER}={variables[TOKEN_VARIABLE]} (Ctrl-C ends it)", flush=True)
     os.execve(sys.executable, streamlit_command(port), os.environ | variables)
 
 

@@ -23,8 +23,7 @@ from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import PPOTunerError
 from tuner.engine.gpu import mps_line
 from tuner.environment import RUNS_FOLDER, existing
-from tuner.store import connect, schema
-from tuner.store.commands import location, opened
+from tuner.store import connect, location, opened, schema
 
 NEEDED = ("python", "ppo-tuner", "torch", "transformers", "peft", "optuna", "sqlalchemy", "streamlit")
 OPTIONAL = ("ray", "psycopg", "bitsandbytes")

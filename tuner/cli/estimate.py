@@ -1,6 +1,5 @@
 """`ppo-tuner estimate`: the memory, time and disk that a run or a study takes, by one iteration of it."""
 
-import argparse
 import multiprocessing
 import shutil
 import sys
@@ -12,8 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from ppo_core import output
 from ppo_core.checkpoint import size
 from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of, layered
@@ -22,16 +19,16 @@ from ppo_core.cli.training import seconds_left
 from ppo_core.config import checks
 from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.lookup import user_path
-from ppo_core.data.task import BUILT_IN
+from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.errors import ConfigError, OutOfMemory, StoreError, TaskError, nearest
 from ppo_core.loading.task_file import FOLDER_FILES, get_task
 from ppo_core.output import amount
 from ppo_core.report import DEVICES, require_device
 from tuner.cli.arguments import STORAGE_HELP
-from tuner.control.disk import Disk, disk, search_line
+from tuner.control.needs import Disk, configs_of_one_process, disk, search_line, shards_weights
 from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
-from tuner.store.commands import opened
+from tuner.store import opened
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
@@ -39,33 +36,19 @@ if TYPE_CHECKING:
     from ppo_core.models.memory import Room
 
 
-@dataclass(frozen=True)
-class _Request:
-    """The run or study to estimate."""
-
-    task: str
-    device: str
-    configs: Mapping[str, PPOConfig]
-    """Configurations by description; a study is estimated by its largest."""
-    spec: StudySpec | None = None
-
-
-def _request(args: argparse.Namespace) -> _Request:
-    values = hyperparameters_of(vars(args))
-    spec = _study(args.what, args.storage)
-    device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
+def _configs(spec: StudySpec | None, task: Task, values: Mapping[str, Any]) -> Mapping[str, PPOConfig]:
+    """Return the configurations to estimate by description: of a run with flags `values`, or a study's largest."""
     if spec is None:
-        task = get_task(args.what)
-        return _Request(task.name, device, {"run": layered(task.reference, {}, values)})
+        return {"run": layered(task.reference, {}, values)}
     if values:
         raise ConfigError(
             f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"
         )
     if spec.trainer != PPO_TRAINER:
         raise ConfigError(f'study "{spec.name}" uses its own trainer, {spec.trainer}, whose cost cannot be estimated')
-    if spec.shards_weights:
+    if shards_weights(spec):
         raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not measured')
-    return _Request(spec.task, device, spec.configs_of_one_process(), spec)
+    return configs_of_one_process(spec)
 
 
 LOADING, SAMPLING, LEARNING = "loading", "sampling and scoring", "learning"
@@ -95,15 +78,17 @@ def estimate(argv: Sequence[str]) -> int:
     parser = build_parser()
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
-    request = _request(args)
+    spec = _study(args.what, args.storage)
+    device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
+    task = get_task(args.what if spec is None else spec.task)
+    configs = _configs(spec, task, hyperparameters_of(vars(args)))
     from ppo_core.loading import fits, ready
     from ppo_core.loading.load import resolve_device
     from ppo_core.models.memory import room
 
-    task, configs = get_task(request.task), request.configs
     assets, wanted = task.prepare(None), list(configs.values())
     notes = list(ready.require_ready(wanted, task, assets))
-    found = fits.largest(wanted, task, assets, request.device)
+    found = fits.largest(wanted, task, assets, device)
     name = next(name for name, config in configs.items() if found is None or config == found[0].config)
     busy = busy_line()  # before it adds to the load itself
     out = output.console()
@@ -111,24 +96,21 @@ def estimate(argv: Sequence[str]) -> int:
         out.print(fits.line(*found), soft_wrap=True)
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
-            measured = processes.submit(_measure, configs[name], request.task, request.device).result()
+            measured = processes.submit(_measure, configs[name], task.name, device).result()
     except BrokenProcessPool as error:  # the system ends what takes too much
         changes = _lower(configs[name], LEARNING) | _lower(configs[name], SAMPLING)
         raise OutOfMemory(
             f"the measuring process was killed, probably because it ran out of memory; try {_words(changes)}"
         ) from error
-    place = room(resolve_device(request.device))
-    space = disk(
-        measured.checkpoint,
-        measured.model,
-        request.spec,
-        shutil.disk_usage(existing(RUNS_FOLDER)).free,
-        measured.run_seconds,
-    )
+    place, free = room(resolve_device(device)), shutil.disk_usage(existing(RUNS_FOLDER)).free
+    space = disk(measured.checkpoint, measured.model, spec, free, measured.run_seconds)
     if args.json:
         print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:
-        _print(out, request, name, measured, place, space)
+        title = f"{output.plain(task.name) if spec is None else spec.name}, {name}"
+        for line in _lines(spec, title, measured, place):
+            out.print(line, soft_wrap=True)
+        out.print(space.line, soft_wrap=True)
         for line in filter(None, (*notes, *cautions(configs[name]), busy)):
             out.print(line, soft_wrap=True)
     if space.most > space.free:
@@ -241,9 +223,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     )
 
 
-def _print(out: Console, request: _Request, name: str, measured: _Measured, place: "Room", space: Disk) -> None:
-    spec = request.spec
-    title = f"{output.plain(request.task) if spec is None else spec.name}, {name}"
+def _lines(spec: StudySpec | None, title: str, measured: _Measured, place: "Room") -> list[str]:
     if spec is not None and spec.gpus_per_trial > 1:
         title += f", each of {spec.gpus_per_trial} processes"
     lines = [
@@ -255,8 +235,7 @@ def _print(out: Console, request: _Request, name: str, measured: _Measured, plac
     if spec is not None:
         lines.append(search_line(spec, measured.iteration_seconds, measured.evaluation_seconds))
         lines.append(f"trials side by side: {place.total // measured.peak}, as far as memory goes")
-    for line in [*lines, space.line]:
-        out.print(line, soft_wrap=True)
+    return lines
 
 
 def _data(name: str, least: "Least | None", measured: _Measured, place: "Room", space: Disk) -> dict[str, Any]:

@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         fixable, lines = _fixable(spec, given, imported)
         StudySpec.from_dict({**content, "fixed": {**given, **fixable}, "baseline": values}, file)
         notes += lines
-        fixed = _fixed_text(fixable, is_own="fixed" not in content)
+        fixed = f"[fixed]\n{tomli_w.dumps(fixable)}" if fixable else ""
+        if "fixed" in content:  # as comments: TOML cannot add to a table
+            fixed = textwrap.indent(fixed, "# ")
+        fixed = fixed and f"{fixed}\n"
     for line in notes:
         print(output.plain(line), file=sys.stderr)
     print(f"{fixed}[baseline]\n{tomli_w.dumps(values)}", end="")
@@ -64,14 +67,6 @@ def _fixable(
         *(f"{name} = {json.dumps(old)} in [fixed] becomes {json.dumps(fixed[name])}" for name, old in changed.items()),
         *([f'not searched in study "{spec.name}", so fixed: {names}'] if fixed else []),
     ]
-
-
-def _fixed_text(fixed: Mapping[str, HyperValue], *, is_own: bool) -> str:
-    """Return a `[fixed]` table; as comments if the study has one, which TOML cannot add to."""
-    if not fixed:
-        return ""
-    table = f"[fixed]\n{tomli_w.dumps(fixed)}"
-    return f"{table if is_own else textwrap.indent(table, '# ')}\n"
 
 
 def _origins(imported: Imported) -> Iterator[str]:

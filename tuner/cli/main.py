@@ -38,86 +38,56 @@ _RUN_EPILOG = "If a study of that name exists, it resumes; a finished one prints
 _ORDER_EPILOG = "If nothing runs the study, the order waits, and is carried out once when it runs again."
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Search": {
-        "demo": Command(
-            "tune PPO on the built-in task reviews (about five minutes on two cores)", "run:demo", _RUN_EPILOG
-        ),
+        "demo": Command("tune PPO on the built-in task reviews (about five minutes on two cores)", "run:demo",
+            _RUN_EPILOG),
         "run": Command("run the study of a TOML file, or resume it", "run:run", _RUN_EPILOG),
-        "confirm": Command(
-            "run a study's best configurations again on fresh seeds, and say which to launch",
+        "confirm": Command("run a study's best configurations again on fresh seeds, and say which to launch",
             "run:confirm",
             "Each run's checkpoint is chosen on the eval prompts, as in the search, and evaluated once on the test "
-            "ones. Run it again to resume it; a larger --top or --seeds adds runs.",
-        ),
-        "import-config": Command(
-            "print a configuration of TRL's PPO as the baseline of a study",
-            "import_config:run",
+            "ones. Run it again to resume it; a larger --top or --seeds adds runs."),
+        "import-config": Command("print a configuration of TRL's PPO as the baseline of a study", "import_config:run",
             "The [baseline] table (with --for-study also a [fixed] table) goes to stdout, to be appended to a "
-            "study file. stderr says how each key was handled.",
-        ),
+            "study file. stderr says how each key was handled."),
     },
     "Train": {
         "train": Command("train once, with your own configuration or one that a study found", "train:train"),
-        "new-task": Command(
-            "write a folder with a working task of your own to start from",
-            "train:new_task",
+        "new-task": Command("write a folder with a working task of your own to start from", "train:new_task",
             "The folder holds a task that runs unchanged (policy, reward and prompts) and a study of it. If you "
             "pass --reward and --prompts, they are checked and used where they are, not copied. "
-            "Hyperparameters go into the task's [reference].",
-        ),
-        "estimate": Command(
-            "run one iteration and report the memory, time and disk that a run or study needs", "estimate:estimate"
-        ),
-        "doctor": Command(
-            "check that this machine has what runs need",
-            "doctor:doctor",
-            "Nothing is written. Exit status 1: something required is broken.",
-        ),
+            "Hyperparameters go into the task's [reference]."),
+        "estimate": Command("run one iteration and report the memory, time and disk that a run or study needs",
+            "estimate:estimate"),
+        "doctor": Command("check that this machine has what runs need", "doctor:doctor",
+            "Nothing is written. Exit status 1: something required is broken."),
     },
     "Look": {
         "dashboard": Command("serve the dashboard on this machine and print its link", "dashboard:dashboard"),
         "list": Command("list the studies of a store", "read:studies"),
         "show": Command("show a study, or one of its trials with curves and samples", "read:show"),
         "compare": Command("show where trials differ in settings and outcome", "read:compare"),
-        "best": Command(
-            "show which trial to launch within a KL budget",
-            "read:best",
+        "best": Command("show which trial to launch within a KL budget", "read:best",
             "After a confirmation, this is the configuration that the fresh seeds chose. Otherwise, and under another "
             f"KL budget, it is the best trial of the search. {RULE} "
-            "Exit status 1: no trial is within the budget.",
-        ),
-        "diagnose": Command("show what is wrong with a trial, and the change to try next", "evidence:diagnose"),
-        "importance": Command(
-            "show which hyperparameters mattered, and how sure that is",
-            "evidence:importance",
-            "It is based on the reward of each trial's best checkpoint within the KL budget, and on its KL at the end.",
-        ),
-        "logs": Command(
-            "print what a trial wrote while it ran",
-            "read:logs",
-            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it.",
-        ),
+            "Exit status 1: no trial is within the budget."),
+        "diagnose": Command("show what is wrong with a trial, and the change to try next", "read:diagnose"),
+        "importance": Command("show which hyperparameters mattered, and how sure that is", "read:importance",
+            "It is based on the reward of each trial's best checkpoint within the KL budget, and on its KL at the end."),
+        "logs": Command("print what a trial wrote while it ran", "read:logs",
+            "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it."),
     },
     "Steer": {kind.name: Command(kind.doc, "steer:place", _ORDER_EPILOG) for kind in ORDER_KINDS.values()},
     "Export and manage": {
-        "report": Command(
-            "write a study as one HTML file, to mail or attach",
-            "manage:report",
-            "The file needs no network: it holds its charts, and opens in any browser.",
-        ),
-        "export": Command(
-            "write a study as plain files or for Optuna's tools, or a configuration for another trainer",
+        "report": Command("write a study as one HTML file, to mail or attach", "manage:report",
+            "The file needs no network: it holds its charts, and opens in any browser."),
+        "export": Command("write a study as plain files or for Optuna's tools, or a configuration for another trainer",
             "manage:export",
             "With --to, TRIAL defaults to the one that a confirmation recommends, else the study's best. Values that "
-            "the trainer has no key for are listed.",
-        ),
-        "copy": Command(
-            "copy a study to another store",
-            "manage:copy",
-            "Its checkpoints stay where they are; the command says what that means for resuming the copy.",
-        ),
+            "the trainer has no key for are listed."),
+        "copy": Command("copy a study to another store", "manage:copy",
+            "Its checkpoints stay where they are; the command says what that means for resuming the copy."),
         "delete": Command("delete a study with its checkpoints", "manage:delete"),
     },
-}
+}  # fmt: skip
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 RESUMABLE = ("demo", "run", "confirm")  # commands that resume when run again after an interruption
@@ -185,8 +155,6 @@ class _Overview(Parser):
 
 
 class _CommandParser(HyperparameterParser):
-    """The parser of one command."""
-
     def value(
         self, flag: str, metavar: str | None, kind: Callable[[str], Any], meaning: str, default: Any = None
     ) -> None:
@@ -229,12 +197,8 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     _add_managing_arguments(commands)
     new_task = commands["new-task"]
     new_task.add_argument("name", metavar="NAME", help="a new or empty folder; its name is the task's")
-    new_task.value(
-        "--policy",
-        "MODEL",
-        str,
-        "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
-    )
+    policy = "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)"
+    new_task.value("--policy", "MODEL", str, policy)
     new_task.add_argument("--reward", metavar="R", action="append", help="your reward, as in `train`; needs --prompts")
     new_task.value("--prompts", "DATA", str, "your prompts, as in `train`; needs --reward (default: the example, sums)")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
@@ -258,19 +222,11 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
         parser.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
         parser.switch("--whole-budget", "spend the whole budget, even where another trial promises hardly any gain")
     confirm.study("a finished study's name")
-    confirm.value(
-        "--top",
-        "N",
-        positive_int,
-        f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})",
-    )
+    top = f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})"
+    confirm.value("--top", "N", positive_int, top)
     confirm.value("--seeds", "N", positive_int, f"seeds per configuration (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
-    confirm.add_argument(
-        "--total_episodes",
-        metavar="N",
-        type=positive_int,
-        help="the runs' length, such as that of the launch (default: the study's)",
-    )
+    length = "the runs' length, such as that of the launch (default: the study's)"
+    confirm.value("--total_episodes", "N", positive_int, length)
     confirm.switch("--show", "run nothing: print what was confirmed so far")
     for parser in (demo, run, confirm):
         _add_worker_flags(parser)
@@ -292,12 +248,8 @@ def _add_worker_flags(parser: _CommandParser) -> None:
     parser.value("--engine", "ENGINE", engine, engines, LOCAL)
     interval = f"{WORKER_SETTINGS['checkpoint_seconds']['doc']} (default: the study's)"
     parser.value("--checkpoint-seconds", "S", float, interval)
-    parser.add_argument(
-        "--report_to",
-        metavar="TRACKER",
-        action="append",
-        help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated",
-    )
+    tracking = "send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated"
+    parser.add_argument("--report_to", metavar="TRACKER", action="append", help=tracking)
     parser.switch("--json", "print the result as JSON; progress goes to stderr")
 
 
@@ -306,9 +258,8 @@ def _add_looking_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (show, compare, best, diagnose, importance, logs):
         parser.study()
     show.trial(is_required=False)
-    compare.add_argument(
-        "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
-    )
+    several = "at least two; differences are from the first"
+    compare.add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help=several)
     best.value("--kl-budget", "X", positive, "nats per response (default: the study's budget)")
     diagnose.trial()
     logs.trial()
@@ -340,19 +291,15 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
     report.switch("--force", "replace an existing file")
     export.trial(is_required=False, meaning="a trial's number, for --to")
     either = export.add_mutually_exclusive_group(required=True)
-    either.add_argument(
-        "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
+    whole, one = (
+        f"export the whole study as one of {', '.join(FORMATS)}",
+        f"a configuration for one of {', '.join(TRAINERS)}",
     )
-    either.add_argument(
-        "--to", metavar="TRAINER", type=kinds.trainer, help=f"a configuration for one of {', '.join(TRAINERS)}"
-    )
-    export.add_argument(
-        "-o",
-        "--output",
-        metavar="PLACE",
-        help="a new folder (default: STUDY-export); for optuna an SQLite file or a "
-        "database URL (default: STUDY.optuna.db); with --to a new file (default: stdout)",
-    )
+    either.add_argument("--format", metavar="FORMAT", choices=FORMATS, help=whole)
+    either.add_argument("--to", metavar="TRAINER", type=kinds.trainer, help=one)
+    place = "a new folder (default: STUDY-export); for optuna an SQLite file or a database URL (default: "
+    place += "STUDY.optuna.db); with --to a new file (default: stdout)"
+    export.add_argument("-o", "--output", metavar="PLACE", help=place)
     export.switch("--force", "replace an older export there")
     copy.add_argument("--to", metavar="URL", required=True, help="the other store; created if it does not exist")
     copy.value("--name", "NEW", str, "the copy's name (default: the study's)")

@@ -17,13 +17,11 @@ from tuner.cli.report import no_winner
 from tuner.environment import PROG, STORAGE_VARIABLE, to_copy
 from tuner.exchange import OPTUNA
 from tuner.exchange.export_folder import export_study
-from tuner.exchange.launch_config import launch_config
-from tuner.exchange.trainers import TARGETS, Target, write
+from tuner.exchange.trainers import TARGETS, Target, launch_config, write
 from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
-from tuner.store import OrderState, Store, StudyRow
+from tuner.store import OrderState, Store, StudyRow, location, opened
 from tuner.store.bulk import copy_study
-from tuner.store.commands import location, opened
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url
 from tuner.study import study_file
@@ -106,13 +104,14 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
 
 def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
     path = None if args.output is None else Path(args.output)
-    if path is not None and path.suffix not in target.suffixes:
-        suffixes = " or ".join(target.suffixes)
-        raise ConfigError(f"-o {path} is not allowed with --to {args.to}; expected a file that ends in {suffixes}")
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"-o {path}: folder {path.parent} not found")
-    if path is not None and (path.is_dir() or (path.exists() and not args.force)):
-        raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
+    if path is not None:
+        if path.suffix not in target.suffixes:
+            suffixes = " or ".join(target.suffixes)
+            raise ConfigError(f"-o {path} is not allowed with --to {args.to}; expected a file that ends in {suffixes}")
+        if not path.parent.is_dir():
+            raise ConfigError(f"-o {path}: folder {path.parent} not found")
+        if path.is_dir() or (path.exists() and not args.force):
+            raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         launch = launch_config(store, view, args.trial)
@@ -156,9 +155,7 @@ def copy(args: argparse.Namespace) -> int:
         resume = to_copy(["run", name, "--storage", without_secrets(args.to)])
         print(f"{stay}; the copy resumes from them if it is run in {Path(study.folder).parent.parent}: {resume}")
         print(f"if it is run in another folder, {again}")
-        print(
-            "Run only one of the two from now on. Delete the other one with --keep-files, which leaves the checkpoints."
-        )
+        print("Run only one of the two from now on. Delete the other with --keep-files, which leaves the checkpoints.")
     return EXIT_OK
 
 

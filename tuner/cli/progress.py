@@ -22,7 +22,7 @@ from ppo_core.report import StepReport
 from tuner.cli import render
 from tuner.confirm.headline import Headline
 from tuner.control import events
-from tuner.control.disk import search_line
+from tuner.control.needs import search_line
 from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import FULL_TRIAL, Tally
 from tuner.store import OrderState, TrialRow
@@ -42,13 +42,11 @@ class _DiskTolerantStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write as much as fits."""
         with _ignored_full_disk():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush as much as fits."""
         with _ignored_full_disk():
             self._stream.flush()
 
@@ -67,8 +65,6 @@ def _ignored_full_disk() -> Iterator[None]:
 
 @dataclass
 class _Running:
-    """A trial that a worker runs."""
-
     row: TrialRow  # its row when it started
     printed_at: float  # time of its last line, or of its start
     stepped: events.TrialStepped | None = None
@@ -143,7 +139,7 @@ class StudyProgress:
                 self._step(event)
             case events.TrialEnded(row, tally):
                 self._settle(row, tally)
-                self._say_trial(row, f"[{_count(row, tally)}] ")
+                self.say(f"[{_count(row, tally)}] {render.trial_line(Headline(row, None))}", render.STYLES[row.status])
             case events.TrialSetAside(row, tally):
                 self._settle(row, tally)
                 self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
@@ -234,9 +230,6 @@ class StudyProgress:
         self._running.pop(row.number, None)
         self._tally = tally
         self._rank(row)
-
-    def _say_trial(self, row: TrialRow, count: str) -> None:
-        self.say(count + render.trial_line(Headline(row, None)), render.STYLES[row.status])
 
     def say(self, line: str, style: str = "") -> None:
         """Print a line that stays."""

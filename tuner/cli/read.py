@@ -1,8 +1,15 @@
-"""The commands that read a store: list, show, compare, best, logs."""
+"""The commands that read a store: list, show, compare, best, diagnose, importance, logs."""
+
+from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
 
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
@@ -13,12 +20,17 @@ from tuner.confirm.headline import headline_data, headlines
 from tuner.confirm.result import confirmations
 from tuner.files import folder as study_folder
 from tuner.files import trial_log
+from tuner.judge import diagnose as diagnoses
 from tuner.judge import forks, results
 from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
-from tuner.store import Store, TrialRow
-from tuner.store.commands import opened
+from tuner.store import Store, TrialRow, command, opened
+
+if TYPE_CHECKING:  # its libraries take a second to load
+    from tuner.search.importance import Importance
+
+BAR_WIDTH = 20
 
 
 def studies(args: argparse.Namespace) -> int:
@@ -155,10 +167,92 @@ def best(args: argparse.Namespace) -> int:
                 "checkpoint": report.checkpoint_data(store, view, answer.trial),
                 "answer": report.answer_json(store, answer),
             }
-            print(output.dumps(results.best_data(store, view, answer.trial, view.spec.kl_budget) | more))
+            print(output.dumps(results.best_data(store, view, answer.trial) | more))
         else:
             report.print_answer(output.console(), store, view, answer)
     return EXIT_OK
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """Show what is wrong with a trial, by its curves, and the change to try next."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        trial = store.trial(view.row, args.trial)
+        if not trial.episodes and not trial.has_failed:
+            raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
+        findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view))
+        numbers = headlines(store, view, (*view.trials, trial))
+    tries = [command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
+    if args.json:
+        pairs = zip(findings, tries, strict=True)
+        more = [asdict(one) | {"enqueue": diagnoses.enqueued(trial, one), "command": try_it} for one, try_it in pairs]
+        print(output.dumps(more))
+        return EXIT_OK
+    out = output.console()
+    out.print(render.trial_line(numbers[trial.number]), soft_wrap=True)
+    for (finding, is_repeat), try_it in zip(diagnoses.with_repeats(findings), tries, strict=True):
+        out.print(f"{finding.rule}. {finding.finding}", style="bold", soft_wrap=True)
+        earlier = diagnoses.tried(view.trials, trial, finding, view.spec)
+        if is_repeat:
+            out.print(f"  The same change: {finding.advice}.")
+        elif earlier is not None:
+            change = f"{finding.name} = {output.short(earlier.config[finding.name])}"
+            out.print(f"  Tried already, with {change}: {render.trial_line(numbers[earlier.number])}", soft_wrap=True)
+        else:
+            out.print(f"  Try {finding.advice}:\n  {try_it}", soft_wrap=True)
+    if not findings:
+        out.print(diagnoses.why_nothing(trial))
+    elif len({finding.advice for finding in findings}) > 1:
+        out.print(
+            "Try one change at a time, the first one first: with several at once you cannot see which one helped."
+        )
+    return EXIT_OK
+
+
+def importance(args: argparse.Namespace) -> int:
+    """Show which hyperparameters mattered.
+
+    Raises:
+        StudyError: there are too few trials to tell.
+    """
+    from tuner.search import importance as importances
+
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+    if refused := importances.refusal(view.trials, view.spec):
+        raise StudyError(f"{refused} The dashboard's page Why plots the trials against each hyperparameter.")
+    usable = importances.usable(view.trials, view.spec)
+    rankings = importances.importances(usable, view.spec)
+    if args.json:
+        by: dict[str, Any] = {
+            key: [asdict(one) | {"is_sure": one.is_sure} for one in ranking] for key, ranking in rankings.items()
+        }
+        print(output.dumps({"study": view.row.name, "trials": len(usable), **by}))
+        return EXIT_OK
+    out = output.console()
+    for outcome, ranking in rankings.items():
+        out.print(importance_table(ranking, f"What mattered for {outcome}"))
+        out.print(importances.certainty(ranking, len(usable)), soft_wrap=True)
+        out.print()
+    for line in (importances.MEANING, *importances.COLUMNS):
+        out.print(line, soft_wrap=True)
+    return EXIT_OK
+
+
+def importance_table(ranking: Sequence[Importance], title: str) -> Table:
+    """Return the table of the hyperparameters that mattered for an outcome, the largest share first."""
+    right = ("share", "likely", "chance")
+    table = render.new_table("hyperparameter", "", *right, "verdict", title=title, right=right)
+    for each in ranking:
+        table.add_row(
+            Text(each.name, style="bold" if each.is_sure else ""),
+            "█" * round(BAR_WIDTH * each.share),
+            f"{each.share:.0%}",
+            f"{each.low:.0%} to {each.high:.0%}",
+            f"{each.chance:.0%}",
+            Text("matters", style="bold") if each.is_sure else "may be chance",
+        )
+    return table
 
 
 def logs(args: argparse.Namespace) -> int:

@@ -20,9 +20,8 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, decimals, fixed, measured, nats, plain, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline
-from tuner.confirm.result import Interval
+from tuner.confirm.intervals import Interval
 from tuner.environment import shortened
-from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Source, StudyView, value_sources
 from tuner.judge.scoring import ends_within
@@ -32,15 +31,9 @@ from tuner.study.status import Origin, Reason, Role, Status
 
 VALUES_A_TABLE = 8  # hyperparameters in a table for a terminal: about a hundred columns wide
 CURVE_ROWS = 12
-STYLES = {
-    Status.WAITING: "cyan",
-    Status.RUNNING: "cyan",
-    Status.PAUSED: "cyan",
-    Status.COMPLETED: "green",
-    Status.PRUNED: "yellow",
-    Status.FAILED: "red",
-    Status.STOPPED: "magenta",
-}
+STYLES = {status: "cyan" for status in Status if not status.is_final} | {
+    Status.COMPLETED: "green", Status.PRUNED: "yellow", Status.FAILED: "red", Status.STOPPED: "magenta"
+}  # fmt: skip
 SOURCES: Mapping[Source, tuple[str, str]] = {
     "searched": ("* searched", "bold"),
     "enqueued": ("* enqueued", "bold"),
@@ -57,16 +50,9 @@ SOURCES: Mapping[Source, tuple[str, str]] = {
 def trial_line(headline: Headline) -> str:
     """Return one line on a trial: number, status, reward and KL, seconds, reason, label, and its values."""
     trial = headline.trial
-    parts = (
-        f"trial {trial.number:>3}",
-        f"{trial.shown_status:<9}",
-        _number(headline),
-        f"{trial.seconds:>5.0f} s",
-        _reason(trial),
-        _marked_label(trial),
-        lineage(trial) if trial.role is Role.CONFIRM else output.params_line(trial.params),
-    )
-    return "  ".join(filter(None, parts))
+    numbers = (f"trial {trial.number:>3}", f"{trial.shown_status:<9}", _number(headline), f"{trial.seconds:>5.0f} s")
+    values = lineage(trial) if trial.role is Role.CONFIRM else output.params_line(trial.params)
+    return "  ".join(filter(None, (*numbers, _reason(trial), _marked_label(trial), values)))
 
 
 def _number(headline: Headline) -> str:
@@ -83,11 +69,8 @@ def _places_of(numbers: Sequence[Headline]) -> tuple[int, int]:
 
 def study_line(view: StudyView) -> str:
     """Return one line on a study: its task, state, trials and KL budget."""
-    return (
-        f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
-        f"{view.tally.text}, KL budget {short(view.spec.kl_budget)} and limit "
-        f"{nats(view.spec.kl_limit)}"
-    )
+    kl = f"KL budget {short(view.spec.kl_budget)} and limit {nats(view.spec.kl_limit)}"
+    return f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, {view.tally.text}, {kl}'
 
 
 def outcome_line(headline: Headline) -> str:
@@ -170,18 +153,14 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec, *, in_pipe: bool 
     for first in range(0, len(names), most or 1):
         group = names[first : first + most]
         title = None if first else "Listed values" if spec.listed else "Searched values"
-        headers = [name if in_pipe else _broken(name) for name in group]
+        broken = (textwrap.wrap(name.replace("_", "_ "), 8, break_long_words=False) for name in group)
+        headers = group if in_pipe else ["\n".join(lines).replace("_ ", "_") for lines in broken]
         table = new_table("trial", *called, *headers, title=title, right=("trial", *headers))
         for trial, label in zip(trials, labels, strict=True):
             cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in group)
             table.add_row(str(trial.number), *([label] if called else []), *cells)
         tables.append(table)
     return tables
-
-
-def _broken(name: str) -> str:
-    lines = textwrap.wrap(name.replace("_", "_ "), 8, break_long_words=False)
-    return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
@@ -259,24 +238,13 @@ def orders_table(orders: Sequence[Order]) -> Table:
     table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
-        asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())
+        pairs = (
+            value.items() if isinstance(value, Mapping) else [(name, value)] for name, value in order.arguments.items()
+        )
+        asked = ", ".join(f"{name}={short(value)}" for name, value in chain.from_iterable(pairs))
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(order.placed_at))
         table.add_row(str(order.id), when, f"{about} {plain(asked)}".strip(), order.state, plain(order.outcome or ""))
     return table
-
-
-def _asked(order: Order) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in order.arguments.items():
-        flat |= value if isinstance(value, Mapping) else {name: value}
-    return flat
-
-
-def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
-    """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
-    kept = checkpoint.kept
-    where = f"not kept here ({kept.why_not})." if kept.path is None else shown_path(kept.path)
-    return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {where}"
 
 
 def front_table(points: Sequence[FrontPoint]) -> Table:

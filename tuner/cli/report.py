@@ -2,23 +2,25 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from ppo_core import output
-from tuner.cli import evidence, render
+from tuner.cli import render
 from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
 from tuner.confirm.headline import headlines
-from tuner.confirm.result import confirmations, longest_read
+from tuner.confirm.intervals import places_of
+from tuner.confirm.result import Confirmation, confirmations, longest_read, runs_text
 from tuner.judge import forks
 from tuner.judge.best import is_sound
 from tuner.judge.results import StudyView, front, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
-from tuner.store import Store, TrialRow
-from tuner.store.commands import command
+from tuner.store import OnTest, Store, TrialRow, command
 from tuner.study.status import Status
 
 
@@ -50,7 +52,7 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
     if answer is not None:
         confirmation = longest_read(confirmations(store, view)) if is_confirmed else None
         if confirmation is not None:
-            table = evidence.confirmation_table(confirmation)
+            table = confirmation_table(confirmation)
             table.caption = None
             out.print(table)
         print_recommendation(out, store, answer)
@@ -62,6 +64,46 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
     out.print(f"All trials, settings and costs: {command(['show', view.row.name], store)}", soft_wrap=True)
     if answer is not None:
         out.print(f"Curves and samples in the browser: {command(['dashboard'], store)}", soft_wrap=True)
+
+
+def print_confirmation(out: Console, confirmation: Confirmation, *, with_verdict: bool) -> None:
+    """Print the result of confirming a study at one length: each configuration, and which one is better."""
+    out.print(confirmation_table(confirmation))
+    baseline = confirmation.baseline
+    if baseline is not None and baseline.reward is not None:
+        reward = output.plus_minus(baseline.reward, baseline.reward_se)
+        line = f"The SFT policy scores {reward} on the same prompts (± is one standard error over them)."
+        out.print(line, soft_wrap=True)
+    if with_verdict:
+        out.print(confirmation.verdict, style="bold", soft_wrap=True)
+
+
+def confirmation_table(confirmation: Confirmation) -> Table:
+    """Return the table of the configurations that were confirmed, the highest mean first."""
+    columns = ("configuration", "seeds", "reward", f"KL, {output.KL_UNIT}", "over the reference", "end within budget")
+    title = (
+        f"On fresh seeds, {confirmation.total_episodes} episodes each, evaluated on "
+        f"{output.pluralize(confirmation.prompts, 'test prompt')}"
+    )
+    caption = (
+        "In brackets: 95% intervals over the seeds. Intervals of differences are adjusted for comparing several "
+        "configurations and for repeated looks; the winner's own interval is not adjusted for having been selected. "
+        "Reward and KL are those of each run's best checkpoint; the last column counts the runs that also end within "
+        "the KL budget."
+    )
+    table = render.new_table(*columns, title=title, caption=caption, right=columns[1:])
+    read = confirmation.configurations
+    reward, kl, over = (places_of(getattr(one, name) for one in read) for name in ("reward", "kl", "over_reference"))
+    for each in read:
+        label = "\n".join(filter(None, (each.label, runs_text(each))))
+        intervals = (
+            output.NOTHING if each.reward is None else each.reward.with_places(reward),
+            output.NOTHING if each.kl is None else each.kl.with_places(kl),
+            output.NOTHING if each.over_reference is None else each.over_reference.with_places(over, signed=True),
+        )
+        count = 0 if each.reward is None else each.reward.n
+        table.add_row(label, str(count), *intervals, f"{each.ends_within} of {count}")
+    return table
 
 
 def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
@@ -84,8 +126,10 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
     if answer.checkpoint is not None:
         if answer.confirmed is None:
-            out.print(_test_line(answer))
-        out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
+            out.print(_test_line(answer.test))
+        at, where = answer.checkpoint, answer.checkpoint.where
+        text = render.shown_path(where) if isinstance(where, Path) else f"not kept here ({where})."
+        out.print(f"Checkpoint of step {at.step}, episode {at.episode}: {text}", soft_wrap=isinstance(where, Path))
     gates = gauntlet.of_study(store, view, answer)
     reached = ", ".join(list(gauntlet.GATES)[: len(gates.left) - 1])
     out.print(f"Trials left, at the start and after each gate ({reached}): {gates.line}", soft_wrap=True)
@@ -99,8 +143,7 @@ def answer_json(store: Store, answer: Answer | None) -> dict[str, Any] | None:
     return answer_data(answer, command(answer.launch, store), command(answer.remedy, store) if answer.remedy else None)
 
 
-def _test_line(answer: Answer) -> str:
-    test = answer.test
+def _test_line(test: OnTest | str) -> str:
     if isinstance(test, str):
         return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
@@ -122,12 +165,12 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str,
     checkpoint = forks.value_checkpoint(store, view.row, trial)
     if checkpoint is None:
         return None
-    path = checkpoint.kept.path
+    where = checkpoint.where
     return {
         "step": checkpoint.step,
         "episode": checkpoint.episode,
-        "path": None if path is None else str(path.absolute()),
-        "why_not": checkpoint.kept.why_not or None,
+        "path": str(where.absolute()) if isinstance(where, Path) else None,
+        "why_not": None if isinstance(where, Path) else where,
         "again": command(launch_of(store, view, trial), store),
     }
 

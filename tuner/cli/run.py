@@ -14,7 +14,7 @@ from ppo_core import output
 from ppo_core.cli import trackers
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.errors import ConfigError, StoreError, StudyError
-from tuner.cli import evidence, report
+from tuner.cli import report
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
 from tuner.confirm.answer import Answer, of_study
@@ -31,8 +31,7 @@ from tuner.judge import results
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import seconds_of_whole
 from tuner.search.worth import ends_early
-from tuner.store import Store
-from tuner.store.commands import command, location, opened
+from tuner.store import Store, command, location, opened
 from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
@@ -98,9 +97,7 @@ def confirm(args: argparse.Namespace) -> int:
         print(output.dumps(_confirmed_data(store, asked[0], spec.name, answer) if asked else None))
     else:
         _print_confirmed(store, asked, answer)
-    if stopped is None:
-        return EXIT_OK
-    return _announce_stop(stopped, spec.name, args.typed, store)
+    return EXIT_OK if stopped is None else _announce_stop(stopped, spec.name, args.typed, store)
 
 
 def _show_confirmed(args: argparse.Namespace) -> int:
@@ -122,7 +119,7 @@ def _print_confirmed(store: Store, found: Sequence[Confirmation], answer: Answer
     out = output.console()
     stated = None if answer is None or answer.confirmed is None else answer.confirmed.length
     for confirmation in found:  # the answer states the verdict for its own length
-        evidence.print_confirmation(out, confirmation, with_verdict=confirmation.total_episodes != stated)
+        report.print_confirmation(out, confirmation, with_verdict=confirmation.total_episodes != stated)
     if answer is not None:
         out.print()
         report.print_recommendation(out, store, answer)
@@ -248,8 +245,7 @@ def _ray_cluster(engine: str) -> "RayCluster":
 
 def _announce_stop(stopped: StudyStopped, name: str, again: str, store: Store) -> int:
     """Say how a study stopped and how to resume it: `again`, after `resume` of paused trials. Return the status."""
-    resumed = [command(["resume", name, str(number)], store) for number in stopped.paused]
-    resuming = " && ".join([*resumed, again])
-    why = output.plain(stopped.why)
+    resumed = [command(["resume", name, str(number)], store) for number in stopped.stop.paused]
+    why, resuming = output.plain(stopped.stop.why), " && ".join([*resumed, again])
     print(f"{PROG}: {why}: {stopped.tally.text}; to resume: {resuming}", file=sys.stderr)
-    return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED
+    return EXIT_OK if stopped.stop.is_deliberate else EXIT_INTERRUPTED

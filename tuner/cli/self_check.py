@@ -71,20 +71,17 @@ def self_check(right: Right) -> Found:
     before, after = reports[0].metrics["eval/reward"], reports[-1].metrics["eval/reward"]
     most = most_at(reports[-1].metrics["eval/kl"])
     kl, explained = _mean(late, "objective/kl_exact"), _mean(late, "val/var_explained")
-    problems = [
-        problem
-        for problem, is_there in (
-            ("the reward did not rise as it must", not after - before >= NEAR * (most - before) > 0),
-            ("the KL is not at its target", not HELD[0] <= kl / KL_TARGET <= HELD[1]),
-            ("the critic explains nothing", not explained >= EXPLAINED),
-        )
-        if is_there
-    ]
+    problems = {
+        "the reward did not rise as it must": not after - before >= NEAR * (most - before) > 0,
+        "the KL is not at its target": not HELD[0] <= kl / KL_TARGET <= HELD[1],
+        "the critic explains nothing": not explained >= EXPLAINED,
+    }
+    found = [problem for problem, is_there in problems.items() if is_there]
     text = (
         f"reward {before:.2f} to {after:.2f} (at most {most:.2f} at this KL), KL {kl:.2f} of {KL_TARGET:g} "
         f"nats/response, {explained:.0%} of the returns' variance explained"
     )
-    return Found(not problems, "; ".join([*problems, text]))
+    return Found(not found, "; ".join([*found, text]))
 
 
 def most_at(kl: float) -> float:

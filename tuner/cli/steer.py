@@ -10,8 +10,7 @@ from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from tuner.control import orders
 from tuner.judge.results import StudyView, order_data, read_study
-from tuner.store import Order, OrderState, Store
-from tuner.store.commands import command, opened
+from tuner.store import Order, OrderState, Store, command, opened
 from tuner.study.status import CHANGEABLE_SETTINGS
 
 WAIT_SECONDS = 30.0

@@ -27,8 +27,7 @@ from tuner.exchange.trackers import SEVERAL_AT_ONCE
 from tuner.judge import forks, results
 from tuner.judge.guard import Guard
 from tuner.judge.results import StudyView
-from tuner.store import Store, TrialRow
-from tuner.store.commands import opened
+from tuner.store import Store, TrialRow, opened
 from tuner.study.rules import GuardSettings
 from tuner.study.status import Role
 
@@ -137,41 +136,28 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         trial = store.trial(view.row, wanted)
         origin = _origin(store, view, trial)
     spec = view.spec
-    stages = forks.stages((*view.trials, *view.confirming), trial)
-    name = f"{study}-{number}"
     return Start(
         task=spec.task,
         values=dict(trial.config),
         threads=trial.threads,
-        name=name,
+        name=f"{study}-{number}",
         kl_budget=spec.kl_budget,
         device=spec.device,
         origin=origin,
-        stages=stages,
+        stages=forks.stages((*view.trials, *view.confirming), trial),
         guard={"limit": spec.kl_limit, "budget": spec.first_budget, "rules": spec.guard.to_dict()},
         digests=view.row.digests or {},
     )
 
 
 def _origin(store: Store, view: StudyView, trial: TrialRow) -> RunOrigin:
-    """Return a trial's origin and confirmed results, as plain data."""
     number = trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
     readings = []
-    for confirmation in confirmations(store, view):
-        for each in confirmation.configurations:
-            reward = each.reward
-            if each.trial.number == number and reward is not None:
-                kl = None if each.kl is None else each.kl.mean
-                reading = ConfirmedReading(
-                    confirmation.total_episodes,
-                    reward.n,
-                    confirmation.prompts,
-                    reward.mean,
-                    reward.low,
-                    reward.high,
-                    kl,
-                )
-                readings.append(reading)
+    for run in confirmations(store, view):
+        for one in run.configurations:
+            if one.trial.number == number and (reward := one.reward) is not None:
+                ends, kl = (reward.low, reward.high), None if one.kl is None else one.kl.mean
+                readings.append(ConfirmedReading(run.total_episodes, reward.n, run.prompts, reward.mean, *ends, kl))
     return RunOrigin(view.row.name, number, tuple(readings))
 
 

@@ -17,6 +17,7 @@ from ppo_core.config.kl_budget import is_within
 from ppo_core.output import decimals, fixed, measured, nats, pluralize, plus_minus, short
 from tuner.confirm import result
 from tuner.confirm.headline import Headline, headlines
+from tuner.confirm.intervals import Interval, share_at_most
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
 from tuner.judge.best import standing, twice
@@ -71,7 +72,7 @@ class Gain:
         if self.mean is None:
             value = "not known"
         elif self.low is not None:
-            value = result.Interval(self.mean, self.low, self.high, 0).signed
+            value = Interval(self.mean, self.low, self.high, 0).signed
         return f"over the {self.over} (trial {self.trial}): {value}"
 
 
@@ -239,7 +240,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
     """Yield the doubts on a confirmed configuration, the gravest first."""
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
-        most = result.share_at_most(over, runs)
+        most = share_at_most(over, runs)
         yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (95% bound {most:.0%}).", ()
     if one.lost:
         yield f"{one.breaking}.", ()
@@ -251,7 +252,7 @@ def _of_confirmed(store: Store, view: StudyView, done: result.Confirmation, one:
         values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer and scored higher in the search ({values}), but is not confirmed.", words
-    if (lost := done.may_break) is not None and lost < result.share_at_most(len(one.lost), runs):
+    if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
         yield f"If more than {lost:.0%} of its runs broke, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
         least = f"{fixed(gain, decimals([gain], [gain]))} ({result.WORTH:.0%} of training's gain)"
@@ -271,7 +272,10 @@ def _of_one_seed(
     is_over = view.state == "finished"
     confirm = ("confirm", name) if is_own and is_over else ()
     if isinstance(test, OnTest) and not is_within(test.kl, test.kl_se, kl_budget):
-        yield f"On the test prompts its KL is {_over(test.kl, test.kl_se, kl_budget)}.", confirm
+        is_known_over = test.kl is not None and test.kl > kl_budget  # else by its error alone
+        kl = measured(test.kl) if is_known_over else plus_minus(test.kl, test.kl_se).replace("±", "+")
+        said = "unknown" if test.kl is None else f"{kl}, over {nats(kl_budget)}"
+        yield f"On the test prompts its KL is {said}.", confirm
     if (finding := hacked(course_of(store, trial, view))).verdict == "suspect":
         yield f"A sign of reward hacking: {finding.worse[0]}. Read its samples.", _samples(view, trial)
     if not is_over:
@@ -285,16 +289,7 @@ def _of_one_seed(
 
 
 def _samples(view: StudyView, trial: TrialRow) -> tuple[str, ...]:
-    """Return the words of the command that shows a trial's samples."""
     return ("show", view.row.name, str(trial.number))
-
-
-def _over(kl: float | None, se: float | None, budget: float) -> str:
-    """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.970 + 0.090, over 3`."""
-    if kl is None:
-        return "unknown"
-    text = measured(kl) if kl > budget else plus_minus(kl, se).replace("±", "+")
-    return f"{text}, over {nats(budget)}"
 
 
 def _is_newer(view: StudyView, best: TrialRow, done: result.Confirmation, confirmed: result.Confirmed) -> bool:
@@ -339,15 +334,13 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
     test = answer.test if isinstance(answer.test, OnTest) else None
     confirmation = confirmed and {
         "total_episodes": confirmed.length,
-        "reward": confirmed.reward and asdict(confirmed.reward),
-        "kl": confirmed.kl and asdict(confirmed.kl),
+        **{name: one and asdict(one) for name, one in (("reward", confirmed.reward), ("kl", confirmed.kl))},
         "ends_within": confirmed.ends_within,
-        "breaks_at_most": result.share_at_most(len(confirmed.lost), len(confirmed.rewards)),
+        "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
     return {
         "trial": answer.number,
         "is_reference": answer.trial.origin is Origin.REFERENCE,
-        "kl_budget": answer.kl_budget,
         "badge": answer.badge.value,
         **results.with_error("reward", answer.reward),
         **results.with_error("improvement", answer.over_sft),
@@ -359,11 +352,12 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "test_reward": test and test.reward,
         "test_kl": test and test.kl,
         "confirmed": confirmation,
+        "kl_budget": answer.kl_budget,
         "decision": answer.decision,
-        "certainty": answer.evidence,
-        "gains": [asdict(gain) for gain in answer.gains],
-        "cautions": [answer.doubt] if answer.doubt else [],
-        "remedy": remedy,
+        "evidence": answer.evidence,
         "has_learned": answer.has_learned,
+        "gains": [asdict(gain) for gain in answer.gains],
+        "doubt": answer.doubt or None,
+        "remedy": remedy,
         "launch": launch,
     }

@@ -14,6 +14,7 @@ passed the gates before, whatever its later steps did. The answer, once confirme
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,8 +22,9 @@ from ppo_core.config.kl_budget import bound
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
+from tuner.confirm.intervals import Interval, places_of
 from tuner.confirm.plan import chosen, label_of
-from tuner.confirm.result import Interval, beats, confirmations, longest_read, places_of
+from tuner.confirm.result import beats, confirmations, longest_read
 from tuner.judge.best import best_rank, is_reread, standing, twice
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
@@ -73,9 +75,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A configuration's way through the gates."""
-
+class Way:
     trial: TrialRow
     readings: tuple[Reading, ...]
     """One reading a gate, up to the last one that it came to."""
@@ -101,7 +101,7 @@ class Row:
 class Gauntlet:
     """A study's configurations at the gates."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Way, ...]
     """Sorted by gates passed, then the answer first and those not run on fresh seeds last, then by reward."""
     limits: Mapping[Gate, float | None]
     """None: there is none yet, or the rule is off."""
@@ -127,7 +127,7 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
     rows = [judge.row(trial) for trial in view.trials if trial.episodes or trial.status.is_final]
     values = {row.number: judge.reward(row.trial) for row in rows}
 
-    def rank(row: Row) -> tuple[int, bool, int, float, int]:
+    def rank(row: Way) -> tuple[int, bool, int, float, int]:
         value = values[row.number]
         way, reward = (-row.passed, not row.is_answer, -len(row.readings)), math.inf if value is None else -value
         return *way, reward, row.number
@@ -148,7 +148,10 @@ class _Judge:
         self.confirmed = {} if self.confirmation is None else {
             one.trial.number: one for one in self.confirmation.configurations
         }  # fmt: skip
-        self.finalists = set(self.confirmed) or _chosen(view)
+        self.finalists = set(self.confirmed)
+        if not self.finalists:
+            with suppress(ConfigError):
+                self.finalists = {row.number for row in chosen(view.trials, view.spec, None)}
         references = {row.number for row in view.trials if row.origin is Origin.REFERENCE}
         values = {row.number: value for row in view.trials if (value := self.reward(row)) is not None}
         cut = min((value for number, value in values.items() if number in self.finalists - references), default=None)
@@ -178,15 +181,15 @@ class _Judge:
         stands = standing(trial) if is_reread(trial) else None
         return self.best[trial.number].value if stands is None else stands.reward
 
-    def row(self, trial: TrialRow) -> Row:
+    def row(self, trial: TrialRow) -> Way:
         readings: list[Reading] = []
         for passed, gate in enumerate((self._training, self._kl, self._reward, self._hacking, self._fresh)):
             reading, state = gate(trial)
             if reading is not None:
                 readings.append(reading)
             if state is not State.PASSED:
-                return Row(trial, tuple(readings), passed, state, trial.number == self.answer)
-        return Row(trial, tuple(readings), len(GATES), State.PASSED, trial.number == self.answer)
+                return Way(trial, tuple(readings), passed, state, trial.number == self.answer)
+        return Way(trial, tuple(readings), len(GATES), State.PASSED, trial.number == self.answer)
 
     def _training(self, trial: TrialRow) -> tuple[Reading, State]:
         kl, limit = self.highest_kl.get(trial.id), self.limits[Gate.TRAINING]
@@ -257,7 +260,10 @@ class _Judge:
         if done is None or one is None or one.reward is None:
             return None, State.OPEN
         reference = done.reference
-        lead = _negative(one.under_best) if reference is None else one.over_reference
+        lead = one.over_reference
+        if reference is None and (under := one.under_best) is not None:
+            low, high = (None if end is None else -end for end in (under.high, under.low))
+            lead = Interval(-under.mean, low, high, under.n)
         leads = [each.under_best if reference is None else each.over_reference for each in done.read]
         state = State.OPEN
         if done.choice is not None:
@@ -276,17 +282,3 @@ class _Judge:
 def _worst(finding: Finding) -> Symptom:
     signs = (sign for sign in finding.readings if sign.is_worse is not None and sign.name != "KL")
     return max(signs, key=lambda sign: sign.way, default=Symptom("nothing", None, "read", "nothing read"))
-
-
-def _negative(interval: Interval | None) -> Interval | None:
-    if interval is None:
-        return None
-    low, high = (None if end is None else -end for end in (interval.high, interval.low))
-    return Interval(-interval.mean, low, high, interval.n)
-
-
-def _chosen(view: StudyView) -> set[int]:
-    try:
-        return {row.number for row in chosen(view.trials, view.spec, None)}
-    except ConfigError:
-        return set()

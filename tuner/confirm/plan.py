@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
@@ -56,7 +56,7 @@ def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin not in ALWAYS}
     able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
     chosen: list[TrialRow] = []
-    runs: list[WholeRun] = []
+    runs = []
     for row in sorted(able, key=lambda row: ranks[row.number] or ()):
         run = whole_run(rows, row)
         if run not in runs:
@@ -78,13 +78,13 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
         ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
     """
     best, always = candidates(rows, spec), always_confirmed(rows)
-    if not best and top is None and any(best_rank(row, spec.kl_budget) is not None for row in always):
-        return always  # one of them is the study's answer
-    beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
-    there_are = f"the study has {pluralize(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
     if not best and top is None:
+        if any(best_rank(row, spec.kl_budget) is not None for row in always):
+            return always  # one of them is the study's answer
         raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
     if top is not None and len(best) < top:
+        beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
+        there_are = f"the study has {pluralize(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
     return [*best[: top or DEFAULT_TOP], *always]
 
@@ -107,35 +107,22 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
         )
     for seed in range(spec.seed + 1, spec.seed + 1 + plan.seeds):  # none that the search uses
         for parent in parents:
-            trial = NewTrial(
-                number=len(rows) + len(wanted),
-                origin=parent.origin,
-                config={**parent.config, "seed": seed, "total_episodes": plan.length(spec)},
-                params=parent.params,
-                threads=parent.threads,
-                status=Status.WAITING,
-                parent=parent.number,
-                role=Role.CONFIRM,
-            )
+            number, length = len(rows) + len(wanted), plan.length(spec)
+            config = {**parent.config, "seed": seed, "total_episodes": length}
+            of_parent = (parent.origin, config, parent.params, parent.threads)
+            trial = NewTrial(number, *of_parent, Status.WAITING, parent=parent.number, role=Role.CONFIRM)
             run = whole_run(rows, trial)
-            require_reached(run.stages, PPOConfig.from_dict(trial.config), parent.number)
+            require_reached(run[0], PPOConfig.from_dict(trial.config), parent.number)
             if run not in confirmed:
                 wanted.append(trial)
     return wanted
 
 
-class WholeRun(NamedTuple):
-    """The full recipe of a trial from its start."""
-
-    stages: Sequence[Stage]
-    config: Mapping[str, HyperValue]
-
-
-def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
-    """Return the full recipe of a trial from its start; equal for trials of one configuration."""
+def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Sequence[Stage], Mapping[str, HyperValue]]:
+    """Return a trial's stages from its start, and its config; equal for trials of one configuration."""
     from tuner.judge import forks
 
-    return WholeRun(forks.stages(rows, trial), trial.config)
+    return forks.stages(rows, trial), trial.config
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
+from ppo_core.errors import StudyError, TaskError, is_outage
 from ppo_core.output import has_much_rounding, report_line, rounding_line
-from ppo_core.report import NextMove, StepReport
+from ppo_core.report import NextMove
 from tuner.confirm.plan import Plan
 from tuner.control import events, retry
-from tuner.control.disk import most_kept
 from tuner.control.held_out_readings import HeldOutReadings
+from tuner.control.needs import configs_of_one_process, extreme_configs, most_kept, shards_weights
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
@@ -30,12 +29,11 @@ from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
 from tuner.files import trial_log
 from tuner.judge import forks
-from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
-from tuner.search.choose import Resume, choose, is_finished, left_out, paused
+from tuner.judge.scoring import EVALUATION_METRICS, judged, tally
+from tuner.search.choose import choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
-from tuner.store import Order, OrderState, Outcome, TrialRow
-from tuner.store.commands import command
+from tuner.store import Order, OrderState, Outcome, TrialRow, command
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
@@ -47,8 +45,6 @@ ORDER_SECONDS = 1.0  # longest wait for a worker, so that orders are answered in
 
 @dataclass
 class _Running:
-    """A trial on a worker."""
-
     config: PPOConfig
     decision: Decision = NOTHING_DECIDED  # on its last report
     wanted: Wanted | None = None  # the order that its worker has received
@@ -91,8 +87,7 @@ class TrialLoop:
             TaskError: the task could not be prepared.
         """
         self._ends.settle_interrupted()
-        left = left_out(self._study.spec, self._study.rows)
-        if left:
+        if left := left_out(self._study.spec, self._study.rows):
             numbers = ", ".join(str(row.number) for row in left)
             self._warn(f"not resumed: trial {numbers}; the study's total is now {self._study.spec.trials}")
         self._obey()
@@ -101,10 +96,14 @@ class TrialLoop:
                 for job, message in self._messages():
                     assert job is not None
                     self._handle(job, message)
-        self._finish_files()
+        self._files.tidy()
+        while self._files.work.is_busy:
+            list(self._engine.events(ORDER_SECONDS))  # yields nothing; returns when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
         if self._verdict is not None:
-            retried = any(row.status is Status.FAILED for row in self._study.rows)
-            first = f", then run: {command(['retry', self._study.row.name], self._study.store)}," if retried else ""
+            has_failed = any(row.status is Status.FAILED for row in self._study.rows)
+            first = f", then run: {command(['retry', self._study.row.name], self._study.store)}," if has_failed else ""
             raise StudyError(f"{self._verdict}; fix the cause{first} and run the study again")
         return self._stopping
 
@@ -122,13 +121,6 @@ class TrialLoop:
         self._files.work.collect()
         self._stay_alive()
         self._obey()
-
-    def _finish_files(self) -> None:
-        self._files.tidy()
-        while self._files.work.is_busy:
-            list(self._engine.events(ORDER_SECONDS))  # yields nothing; returns when a piece of work is done
-            self._files.work.collect()
-            self._stay_alive()
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -157,37 +149,34 @@ class TrialLoop:
     def _prepare_task(self) -> bool:
         """Have a worker prepare the task; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
-        is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory is not known
-        configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
+        is_known = spec.trainer == PPO_TRAINER and not shards_weights(spec)  # else its memory is not known
+        configs = tuple(config.to_dict() for config in configs_of_one_process(spec).values()) if is_known else ()
         most = most_kept(spec, max(1, self._engine.free))
-        to_come = [config.to_dict() for config in spec.extreme_configs().values()]
+        to_come = [config.to_dict() for config in extreme_configs(spec).values()]
         trials = [*(row.config for row in self._study.rows), *to_come]
         value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
         alone = spec.gpus_per_trial == 1  # a trial's other processes would find its GPU filled
         self._engine.start(
             protocol.PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models, alone)
         )
+        unprepared = f'task "{spec.task}" could not be prepared'
         while not self._is_stopping():
             for _, message in self._messages():
-                if isinstance(message, protocol.Prepared):
-                    accept(self._study, message.digests, finished_at=None, workers=self._limits.workers)
-                    self._obey()
-                    return True
-                if isinstance(message, protocol.Progress):
-                    self._emit(events.Preparing(message.what, message.share))
-                else:
-                    raise self._preparation_error(message)
+                match message:
+                    case protocol.Prepared(digests):
+                        accept(self._study, digests, finished_at=None, workers=self._limits.workers)
+                        self._obey()
+                        return True
+                    case protocol.Progress(what, share):
+                        self._emit(events.Preparing(what, share))
+                    case protocol.Failed(is_for_user=True):
+                        raise TaskError(message.message)
+                    case protocol.Failed():
+                        log = self._study.folder / trial_log.PREPARATION_NAME
+                        raise TaskError(f"{unprepared}: {retry.with_traceback(message.message, log)}")
+                    case protocol.Lost(how):
+                        raise TaskError(f"{unprepared}: worker lost, {how}")
         return False
-
-    def _preparation_error(self, message: protocol.Message) -> PPOTunerError:
-        what = f'task "{self._study.spec.task}" could not be prepared'
-        if not isinstance(message, protocol.Failed):
-            assert isinstance(message, protocol.Lost)
-            return TaskError(f"{what}: worker lost, {message.how}")
-        if message.is_for_user:
-            return TaskError(message.message)
-        log = self._study.folder / trial_log.PREPARATION_NAME
-        return TaskError(f"{what}: {retry.with_traceback(message.message, log)}")
 
     # Orders
 
@@ -246,8 +235,8 @@ class TrialLoop:
             chosen = choose(study.spec, study.rows, self._taken())
             if chosen is None:
                 break
-            if isinstance(chosen, Resume):
-                row = study.rows[chosen.number]
+            if isinstance(chosen, int):
+                row = study.rows[chosen]
             else:
                 trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
                 row = study.put(study.store.add_trial(study.lease, trial))
@@ -284,8 +273,8 @@ class TrialLoop:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             self._ends.note(row.number, text)
             self._warn(text)
-        if resume_from is not None and step is not None:
-            self._restore_step(row, resume_from, step)
+        if resume_from is not None and step is not None and (note := self._files.restore_step(row, resume_from, step)):
+            self._warn(note)
         self._outages.retrying(row.number)
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
@@ -302,16 +291,6 @@ class TrialLoop:
             )
         )
         self._emit(events.TrialStarted(row, step))
-
-    def _restore_step(self, row: TrialRow, saved: Path, step: int) -> None:
-        """Record a checkpoint's step and evaluation if the store lost them, as in a power cut."""
-        study, last_step = self._study, self._study.store.last_step(row.id)
-        if last_step is None or last_step >= step:
-            return
-        extra = checkpoint.read_manifest(saved)["extra"]
-        readings = {f"eval/{name}": value for name, value in (extra.get(checkpoint.EVALUATION) or {}).items()}
-        study.store.add_step(study.lease, row.id, StepReport(step, extra[checkpoint.EPISODE], readings), seconds=0.0)
-        self._warn(f"trial {row.number}: the store lost what came after step {last_step}; its checkpoint has {step}")
 
     def _is_finished(self) -> bool:
         return is_finished(self._study.spec, self._study.rows)
@@ -372,36 +351,29 @@ class TrialLoop:
         row, last_step = study.rows[number], running.config.num_iterations()
         decision = guarded(message)
         wanted = study.store.add_step(study.lease, row.id, message.report, message.seconds)
-        if decision.action is NextMove.GO_ON and message.report.is_evaluation:
-            decision = self._pruned(number, message.report.episode) or decision
+        is_whole = message.report.episode >= running.config.whole_episodes()  # it ends anyway, whatever is ordered
+        may_prune = study.spec.pruner is not None and message.report.is_evaluation and not is_whole
+        if may_prune and decision.action is NextMove.GO_ON:
+            ids = [each.id for each in study.rows if each.informs_sampler]
+            evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
+            reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
+            decision = decision if reason is None else Decision(NextMove.STOP, reason)
         running.decision = decision
-        running.wanted = None if decision.action in (NextMove.STOP, NextMove.EVALUATE) else wanted
+        running.wanted = None if is_whole or decision.action in (NextMove.STOP, NextMove.EVALUATE) else wanted
         if decision.reason is not None:
             self._ends.note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._ends.note(number, report_line(message.report, last_step))
         if has_much_rounding(message.report, study.spec.kl_budget):
-            self._tell_rounding(number, str(rounding_line(message.report, study.spec.kl_budget)))
-        must_leave = study.row.paused_at is not None or self._is_stopping()
+            line = str(rounding_line(message.report, study.spec.kl_budget))
+            self._ends.note(number, line)
+            if not self._has_told_rounding:
+                self._has_told_rounding = True
+                self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
+        must_leave = not is_whole and (study.row.paused_at is not None or self._is_stopping())
         self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(events.TrialStepped(number, message.report, last_step, decision.reason))
-
-    def _tell_rounding(self, number: int, line: str) -> None:
-        """Note what rounding shows as KL, in the log of each trial that measured it and once in this run."""
-        self._ends.note(number, line)
-        if not self._has_told_rounding:
-            self._has_told_rounding = True
-            self._warn(f"trial {number}: {line.removeprefix('warning: ')}")
-
-    def _pruned(self, number: int, episode: int) -> Decision | None:
-        study = self._study
-        if study.spec.pruner is None or episode >= self._running[number].config.whole_episodes():
-            return None
-        ids = [row.id for row in study.rows if row.informs_sampler]
-        evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
-        return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _leave(self, number: int) -> None:
         """Apply orders to a trial whose worker left it; without any it resumes, in this run or the next."""
@@ -427,7 +399,7 @@ class TrialLoop:
         if self._is_left_to_next_run(number, what):
             return
         row = study.refresh(number)
-        study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
+        study.store.set_aside(study.lease, row.id, judged(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
             self._outages.record(number, what, row.episodes)
 

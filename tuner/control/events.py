@@ -12,11 +12,13 @@ from tuner.study.status import Reason
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a study stops unfinished; see `StudyStopped`."""
+    """Why a study stops unfinished."""
 
     why: str
     is_deliberate: bool = False
+    """True if it stops as requested in advance, or by an order."""
     paused: tuple[int, ...] = ()
+    """The paused trials that only an order resumes, if only such are left."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,7 @@ class StudyStopped:
     """The study stopped unfinished; running it again resumes it."""
 
     tally: Tally
-    why: str
-    is_deliberate: bool = False
-    """True if it stopped as requested in advance, or by an order."""
-    paused: tuple[int, ...] = ()
-    """The paused trials that only an order resumes, if only such are left."""
+    stop: Stop
 
 
 _OfStudy = StudyStarted | Preparing | OrderDecided | StudyPaused | StudyWarned | StudyStopping | StudyStopped

@@ -6,6 +6,7 @@ nothing is lost if the controller dies.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -14,8 +15,9 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import RUN_LENGTH, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
+from tuner.control.changes import after_order, changed_spec
 from tuner.control.events import Limits
-from tuner.control.session import OpenStudy, after_order, changed_spec
+from tuner.control.session import OpenStudy
 from tuner.control.trial_files import ForkPoint, TrialFiles
 from tuner.files import folder as study_folder
 from tuner.judge import forks
@@ -152,15 +154,12 @@ class OrderDesk:
         is_early = self._study.unstored is not None
         return [o for o in waiting if o.id not in self._forking and not (is_early and o.kind == "set")]
 
-    def decide(self, order: Order) -> None:
+    def decide(self, order: Order, carry_out: Callable[[], Sequence[int]] | None = None) -> None:
         """Carry out or refuse an order; a fork is decided once its checkpoint has been copied."""
-        self._decide(order, lambda: self._carry_out(order))
-
-    def _decide(self, order: Order, carry_out: Callable[[], Sequence[int]]) -> None:
         study = self._study
         changed: Sequence[int] = ()
         try:
-            changed = carry_out()
+            changed = self._carry_out(order) if carry_out is None else carry_out()
         except StoreError:
             raise  # says nothing about the order
         except PPOTunerError as error:
@@ -185,9 +184,7 @@ class OrderDesk:
                 return self._set(order)
             case "retry":
                 return self._retry(order)
-        if order.trial is None:
-            return self._steer_study(order)
-        return self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
+        return self._steer_study(order) if order.trial is None else self._steer_trial(order, order.trial)
 
     def _steer_study(self, order: Order) -> Sequence[int]:
         table = schema.studies
@@ -235,7 +232,8 @@ class OrderDesk:
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
 
-    def _steer_trial(self, order: Order, row: TrialRow) -> Sequence[int]:
+    def _steer_trial(self, order: Order, number: int) -> Sequence[int]:
+        row = self._study.store.trial(self._study.row, number)
         check_trial_order(order.kind, row)
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
         self._study.store.decide(self._study.lease, order, effect)
@@ -286,19 +284,19 @@ class OrderDesk:
     def _enqueue(self, order: Order) -> Sequence[int]:
         study = self._study
         params = enqueued_params(study.spec, study.rows, order.arguments.get("values", {}))
-        trial = NewTrial(
-            number=len(study.rows),
-            origin=Origin.ENQUEUED,
-            config=study.spec.config(params).to_dict(),
-            params=params,
-            threads=self._limits.threads,
-            status=Status.WAITING,
-            label=str(order.arguments.get("label") or ""),
-        )
+        config = study.spec.config(params).to_dict()
+        trial = NewTrial(len(study.rows), Origin.ENQUEUED, config, params, self._limits.threads)
+        return self._add(order, trial, "", lambda connection, row: None)
+
+    def _add(
+        self, order: Order, trial: NewTrial, said: str, also: Callable[[Connection, TrialRow], None]
+    ) -> Sequence[int]:
+        """Add a trial, called as the order says, and do what else belongs into that transaction."""
+        study, label = self._study, str(order.arguments.get("label") or "")
 
         def effect(connection: Connection) -> str:
-            insert_trial(connection, study.lease, trial)
-            return f"added as trial {trial.number}"
+            also(connection, insert_trial(connection, study.lease, replace(trial, status=Status.WAITING, label=label)))
+            return f"added as trial {trial.number}{said}"
 
         study.store.decide(study.lease, order, effect)
         return [trial.number]
@@ -310,7 +308,7 @@ class OrderDesk:
 
         def then(fork_point: Future[ForkPoint]) -> None:
             self._forking.discard(order.id)
-            self._decide(order, lambda: self._add_fork(order, parent, fork_point.result()))
+            self.decide(order, lambda: self._add_fork(order, parent, fork_point.result()))
 
         values, episode = order.arguments.get("values", {}), order.arguments.get("episode")
         self._files.fork(parent, f"fork-{order.id}", values, episode, then)
@@ -318,26 +316,10 @@ class OrderDesk:
         return ()
 
     def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> Sequence[int]:
-        study = self._study
-        changed = {name: point.config[name] for name in order.arguments.get("values", {})}
-        trial = NewTrial(
-            number=len(study.rows),
-            origin=Origin.FORKED,
-            config=point.config,
-            params={**parent.params, **changed},
-            threads=parent.threads,
-            status=Status.WAITING,
-            label=str(order.arguments.get("label") or ""),
-            parent=parent.number,
-            fork_step=point.step,
-            role=Role.FORK,
-        )
-        self._files.place_fork(point, trial.number)
-
-        def effect(connection: Connection) -> str:
-            fork = insert_trial(connection, study.lease, trial)
-            copy_steps(connection, parent.id, fork, point.step)
-            return f"added as trial {trial.number}, forked from trial {parent.number} at episode {point.episode}"
-
-        study.store.decide(study.lease, order, effect)
-        return [trial.number]
+        number = len(self._study.rows)
+        params = {**parent.params, **{name: point.config[name] for name in order.arguments.get("values", {})}}
+        new = NewTrial(number, Origin.FORKED, point.config, params, parent.threads, role=Role.FORK)
+        self._files.place_fork(point, number)
+        said = f", forked from trial {parent.number} at episode {point.episode}"
+        fork = replace(new, parent=parent.number, fork_step=point.step)
+        return self._add(order, fork, said, lambda at, row: copy_steps(at, parent.id, row, point.step))

@@ -14,9 +14,11 @@ from tuner.files.trial_log import last_words
 from tuner.store import TrialRow
 from tuner.study.status import WORKER_LOST, Reason, Status
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True)
-class Policy:
+class RetryPolicy:
     """How long something is waited for: seconds to the first retry, doubled with each, at most, and in all."""
 
     first: float
@@ -24,9 +26,9 @@ class Policy:
     limit: float = 3_600.0
 
 
-STORE = Policy(first=0.5, longest=30.0)
+STORE = RetryPolicy(first=0.5, longest=30.0)
 """The controller's wait for its store."""
-OUTAGE = Policy(first=10.0, longest=600.0)
+OUTAGE = RetryPolicy(first=10.0, longest=600.0)
 """A trial's wait for what is not its fault, such as a reward's server or a full disk."""
 _SLICE = 0.5  # seconds between two checks whether a stop was asked for
 
@@ -34,7 +36,7 @@ _SLICE = 0.5  # seconds between two checks whether a stop was asked for
 class Trouble:
     """Something that is waited for; `emit` takes one line when it begins and one when it is over."""
 
-    def __init__(self, emit: Callable[[str], None], policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(self, emit: Callable[[str], None], policy: RetryPolicy, clock: Clock) -> None:
         self._emit, self._policy, self._clock = emit, policy, clock
         self._began: float | None = None
         self._next_wait = policy.first
@@ -64,8 +66,8 @@ class StoreRetry:
         emit: Callable[[str], None],
         is_stopping: Callable[[], bool] = lambda: False,
         *,
-        policy: Policy = STORE,
-        clock: Callable[[], float] = time.monotonic,
+        policy: RetryPolicy = STORE,
+        clock: Clock = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._is_stopping, self._clock, self._wait = is_stopping, clock, wait
@@ -94,7 +96,7 @@ class OutageWatch:
     """The trials that wait for an external problem to clear, each with doubling waits."""
 
     def __init__(
-        self, emit: Callable[[str], None], policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
+        self, emit: Callable[[str], None], policy: RetryPolicy | None = None, clock: Clock = time.monotonic
     ) -> None:
         self._emit, self._policy, self._clock = emit, policy or OUTAGE, clock
         self._waiting: dict[int, _Waiting] = {}

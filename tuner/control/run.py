@@ -14,11 +14,12 @@ from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import get_task
 from ppo_core.output import pluralize
 from tuner.confirm.plan import Plan, cost_line, missing
+from tuner.control.changes import changed_spec
 from tuner.control.controller import TrialLoop
 from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
 from tuner.control.held_out_readings import due_readings
 from tuner.control.retry import StoreRetry
-from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
+from tuner.control.session import OpenStudy, accept, changed_task, open_study, reconcile
 from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
@@ -27,8 +28,7 @@ from tuner.judge.best import best_trial
 from tuner.judge.scoring import tally
 from tuner.search import propose, prune
 from tuner.search.choose import is_finished
-from tuner.store import Store
-from tuner.store.commands import command
+from tuner.store import Store, command
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
@@ -78,20 +78,15 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    for name, value in {
-        "workers": workers,
-        "trials_per_gpu": trials_per_gpu,
-        "trials": trials,
-        "timeout": timeout,
-    }.items():
+    given = {"workers": workers, "trials_per_gpu": trials_per_gpu, "trials": trials, "timeout": timeout}
+    for name, value in given.items():
         if value is not None and value <= 0:
             raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     if checkpoint_seconds is not None:
         spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')
-    flags: dict[str, float | str] = {
-        name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None
-    }
+    asked = {"trials": trials, "budget": budget}
+    flags: dict[str, float | str] = {name: value for name, value in asked.items() if value is not None}
     if flags:
         changed_spec(spec, flags)  # bad values are refused before anything is created
     propose.require_usable(spec)
@@ -105,7 +100,10 @@ def run_study(
         store.on_trouble, store.on_answer = patience.wait, patience.end
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # a bad plan is refused before anything is changed
-                _require_searched(study)
+                searched = [row for row in study.rows if row.role is not Role.CONFIRM]
+                if not is_finished(study.spec, searched):  # its best configurations may still change
+                    first = f"({tally(searched, study.spec).text}); first: {command(['run', spec.name], store)}"
+                    raise StudyError(f'study "{spec.name}" is not finished {first}')
                 wanted = missing(study.rows, spec, plan)
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
@@ -161,7 +159,7 @@ def _run_held(
         finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
     is_unread = stopped is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
     if stopped is not None and (not finished or is_unread):
-        emit(StudyStopped(tally(study.rows, study.spec), stopped.why, stopped.is_deliberate, stopped.paused))
+        emit(StudyStopped(tally(study.rows, study.spec), stopped))
     return finished
 
 
@@ -179,14 +177,6 @@ def _end_again(study: OpenStudy, emit: Emit) -> bool:
             what = f'the task of study "{name}" has changed since its trials ran: {"; ".join(changed)}'
             emit(StudyWarned(f"{what}; to tune it as it is now, give the study another name"))
     return study.store.set_finished(study.lease)
-
-
-def _require_searched(study: OpenStudy) -> None:
-    """Raise StudyError if the study's search has not ended: its best configurations may still change."""
-    name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
-    if not is_finished(study.spec, searched):
-        how_far = tally(searched, study.spec).text
-        raise StudyError(f'study "{name}" is not finished ({how_far}); first: {command(["run", name], study.store)}')
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:

@@ -3,27 +3,25 @@
 Settled starts are stored in place of the names in `warm_start`: no new range or best trial changes one that has run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig, inert
-from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError
 from ppo_core.loading.digest import changes
 from ppo_core.output import nats
+from tuner.control.changes import at_run, continuing, spec_changes
 from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
 from tuner.store import Lease, Store, StudyRow, TrialRow
-from tuner.store.commands import command
-from tuner.study.space import is_number
-from tuner.study.spec import SpecChanges, StudySpec
-from tuner.study.status import CHANGEABLE_SETTINGS, Origin
-from tuner.study.study_file import OF_A_SCHEDULE, setting_text
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin
+from tuner.study.study_file import OF_A_SCHEDULE
 from tuner.study.trial_tables import STUDY, ListedTrial, clip_to_space
 
 
@@ -104,15 +102,15 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float | str], *, from_file: 
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    set_it = partial(command, store=study.store)
-    study.spec, record, notes = _at_run(study.spec, study.row.overrides or {}, set_it, from_file=from_file, flags=flags)
+    overrides = study.row.overrides or {}
+    study.spec, record, notes = at_run(study.spec, overrides, study.store, flags, from_file=from_file)
     yield from notes
     stored = None
     if study.rows:
         stored = StudySpec.from_stored(study.row.spec, f'study "{study.row.name}" in the store')
-        study.spec = study.spec.continuing(stored)
+        study.spec = continuing(study.spec, stored)
     ran = sum(row.origin is Origin.LISTED for row in counting_trials(study.rows))
-    differences = SpecChanges() if stored is None else study.spec.changes_to(stored)
+    differences = spec_changes(stored or study.spec, study.spec)
     study.spec, notes, refused = _settle_starts(study.store, study.spec, stored, ran)
     refused = [*differences.refused, *refused]
     if refused:
@@ -149,72 +147,6 @@ def accept(study: OpenStudy, digests: Mapping[str, str] | None = None, **values:
 def changed_task(study: OpenStudy, digests: Mapping[str, str]) -> list[str]:
     """Return what differs in a task from that of the study's trials, a line each."""
     return changes(study.row.digests, digests) if study.rows and study.row.digests else []
-
-
-FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
-"""Settings by their name in orders, with their keys in study files."""
-FILE, SET = "file", "set"
-
-Overrides = Mapping[str, Mapping[str, float | str | None]]
-"""Per setting: `file`, the study file's value at the last run, if any; `set`, an order's since, which holds until the
-file's own value changes or a flag of `run` gives another one."""
-
-
-def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
-    """Return the spec changed by an order `set`; a change of `workers` is only checked.
-
-    Raises:
-        ConfigError: an unknown setting, or a value that is not allowed.
-    """
-    if not changes:
-        raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
-    for name in changes:
-        if name not in CHANGEABLE_SETTINGS:
-            available = ", ".join(CHANGEABLE_SETTINGS)
-            raise ConfigError(f'unknown setting "{name}"; available: {available}{nearest(name, CHANGEABLE_SETTINGS)}')
-    workers = changes.get("workers", 1)
-    if not is_number(workers) or workers < 1 or workers % 1 != 0:
-        raise ConfigError(f"workers = {workers!r} is not allowed; expected a whole number of at least 1")
-    keys: dict[str, object] = {name: changes[name] for name in ("trials", "budget") if name in changes}
-    if "kl_budget" in changes:
-        keys["kl"] = {"budget": changes["kl_budget"]}
-    return spec.with_keys(keys, f'study "{spec.name}"')
-
-
-def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | str | None]]:
-    """Return the record updated by an order `set`."""
-    ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
-    return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
-
-
-def _at_run(
-    spec: StudySpec,
-    overrides: Overrides,
-    to_copy: Callable[[Sequence[str]], str],
-    *,
-    from_file: bool,
-    flags: Mapping[str, float | str],
-) -> tuple[StudySpec, dict[str, dict[str, float | str | None]], list[str]]:
-    """Return a run's spec, the updated record, and notes for the user, one line each; see `reconcile`."""
-    record: dict[str, dict[str, float | str | None]] = {}
-    notes = []
-    for name in FILE_KEYS:
-        old, value = overrides.get(name, {}), getattr(spec, name)
-        record[name] = {FILE: value} if from_file else {FILE: old[FILE]} if FILE in old else {}
-        is_changed = from_file and old.get(FILE, value) != value
-        kept = old.get(SET)
-        if kept is None or name in flags or is_changed:
-            continue
-        record[name][SET] = kept
-        if kept != value:
-            spec = changed_spec(spec, {name: kept})
-            file_said = "nothing" if value is None else setting_text(value)
-            set_it = to_copy(["set", spec.name, f"--{name.replace('_', '-')}", "X"])
-            notes.append(
-                f"{FILE_KEYS[name]} = {setting_text(kept)} is kept: it was set by an order; the study file said "
-                f"{file_said}; to change it: {set_it}, or another value in the file"
-            )
-    return (changed_spec(spec, flags) if flags else spec), record, notes
 
 
 def _settle_starts(

@@ -22,6 +22,7 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
+from ppo_core.report import StepReport
 from tuner.control.session import OpenStudy
 from tuner.files import folder as study_folder
 from tuner.judge import forks
@@ -35,7 +36,7 @@ T = TypeVar("T")
 class FileWork:
     """A thread for work on files, which may take minutes; the loop, which alone uses the store, collects the results.
 
-    Pieces are done one after another. Close it, or use it in a `with` statement.
+    Pieces are done one after another. Use it in a `with` statement.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class FileWork:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
+        """Drop queued work and, unless interrupted, let the current piece finish."""
+        self._thread.shutdown(kind is None or not issubclass(kind, KeyboardInterrupt), cancel_futures=True)
 
     @property
     def is_busy(self) -> bool:
@@ -66,10 +68,6 @@ class FileWork:
         while self._open and self._open[0][0].done():
             outcome, then = self._open.popleft()
             then(outcome)
-
-    def close(self, *, wait: bool = True) -> None:
-        """Drop queued work and, unless `wait` is false, let the current piece finish."""
-        self._thread.shutdown(wait, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,26 @@ class TrialFiles:
 
         self.work.give(find, then)
 
+    def restore_step(self, row: TrialRow, saved: Path, step: int) -> str | None:
+        """Record a checkpoint's step and evaluation if the store lost them, as in a power cut; return a line then."""
+        study, last_step = self._study, self._study.store.last_step(row.id)
+        if last_step is None or last_step >= step:
+            return None
+        extra = checkpoint.read_manifest(saved)["extra"]
+        readings = {f"eval/{name}": value for name, value in (extra.get(checkpoint.EVALUATION) or {}).items()}
+        study.store.add_step(study.lease, row.id, StepReport(step, extra[checkpoint.EPISODE], readings), seconds=0.0)
+        return f"trial {row.number}: the store lost what came after step {last_step}; its checkpoint has {step}"
+
     def tidy(self) -> None:
         """Delete the checkpoints that the study no longer keeps: all but those in the table above."""
         rows, kl_budget = list(self._study.rows), self._study.spec.kl_budget
         fronts = own_fronts(self._study.store, rows)
 
+        def is_here(point: Point) -> bool:
+            return (checkpoint.step_folder(self._folder(point.trial), point.step) / checkpoint.MANIFEST).exists()
+
         def tidy() -> None:
-            front = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
+            front = {(point.trial, point.step) for point in kept_of_front(fronts, is_here)}
             for row in rows:
                 if row.status.is_final:
                     self._tidy_trial(row, kl_budget, front)
@@ -138,10 +149,6 @@ class TrialFiles:
             best = checkpoint.best(folder, kl_budget)
         for step in to_delete(row, steps, best, front):
             checkpoint.try_remove(checkpoint.step_folder(folder, step))
-
-    def _is_here(self, point: Point) -> bool:
-        path = checkpoint.step_folder(self._folder(point.trial), point.step)
-        return (path / checkpoint.MANIFEST).exists()
 
     def fork(
         self,

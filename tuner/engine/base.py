@@ -85,7 +85,7 @@ class EngineNeeds:
     """Takes a line for the user: a place that was lost, or resources that jobs wait for."""
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def gpu_groups(self) -> tuple[str, ...]:
         """Each job's GPUs, in the form of CUDA_VISIBLE_DEVICES; a remainder too small for a job is unused."""
         each = self.gpus_per_trial
         whole = len(self.gpus) // each * each

@@ -42,8 +42,6 @@ def busy_line() -> str | None:
 
 @dataclass(frozen=True)
 class _Busy:
-    """A worker at its job."""
-
     worker: WorkerProcess
     watch: HangTimeout
 
@@ -55,7 +53,7 @@ class LocalEngine(Engine):
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
-        self._gpus = needs.places
+        self._gpus = needs.gpu_groups
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
         self._stuck: list[WorkerProcess] = []

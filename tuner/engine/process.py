@@ -138,7 +138,8 @@ class WorkerProcess:
         os.close(self._all_dead)
         if self._pidfd is not None:
             os.close(self._pidfd)
-        return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        killed_by = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        return f"killed by {killed_by}" if code < 0 else f"exit code {code}"
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> list[str]:
@@ -163,10 +164,3 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux, or an old one
         return None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -38,16 +38,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Share:
-    """Resources that Ray reserves for a worker."""
-
     cpus: int
     gpus: float
 
 
 @dataclass
 class _Relay:
-    """An actor, with its worker process."""
-
     actor: Any
     share: _Share
     node: str  # name of the node; empty until Ray reports it
@@ -58,8 +54,6 @@ class _Relay:
 
 @dataclass(eq=False)
 class _Busy:
-    """A worker at its job, or waiting to begin it."""
-
     job: protocol.Job
     relay: _Relay
     watch: HangTimeout | None = None  # none while its actor waits for room in the cluster, or its node is checked
@@ -85,13 +79,7 @@ class RayEngine(Engine):
             raise ConfigError(f"--trials-per-gpu is not allowed: the Ray cluster at {cluster.address} has no GPU")
         self._most = Node("", "", max(node.cpus for node in nodes), max(node.gpus for node in nodes))
         self._threads = cluster.threads_per_trial(needs.workers)
-        self._setup = NodeSetup(
-            threads=self._threads,
-            has_gpus=False,
-            shared_by=needs.trials_per_gpu,
-            version=sources(),
-            working_folder=Path.cwd(),
-        )
+        self._setup = NodeSetup(self._threads, False, needs.trials_per_gpu, sources(), Path.cwd())
         self._token: Path | None = None
         self._prepares_on = 0
         self._preparation: protocol.PrepareTask | None = None
@@ -270,8 +258,7 @@ class RayEngine(Engine):
     def _end(self, busy: _Busy, message: protocol.Message) -> protocol.Message:
         """Keep or end the worker of an ended job, and end other preparations of the task; return its message."""
         self._busy.remove(busy)
-        is_spent = protocol.is_worker_spent(message)
-        if is_spent:
+        if protocol.is_worker_spent(message):
             _kill(busy.relay)
         else:
             self._keep(busy.relay)

@@ -42,7 +42,6 @@ class RayCluster:
         self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
 
     def __enter__(self) -> Self:
-        """Connect."""
         is_local = self.address == _LOCAL
         options = {"include_dashboard": False, "object_store_memory": _STORE_BYTES} if is_local else {}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -86,18 +86,11 @@ class NodeWorker:
         if isinstance(word, NextMove):
             if self._process is not None:
                 self._process.give(word)  # if it died, its next message says so
-        elif word is not None:
-            self._begin(word)
-        return self._receive()
-
-    def _begin(self, job: Job) -> None:
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES") if self._setup.has_gpus else None
-        if self._process is None or not self._process.give(job):
-            threads = self._setup.threads if isinstance(job, PrepareTask) else job.threads
+        elif word is not None and (self._process is None or not self._process.give(word)):
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES") if self._setup.has_gpus else None
+            threads = self._setup.threads if isinstance(word, PrepareTask) else word.threads
             self._process = WorkerProcess(threads, gpu, self._setup.shared_by)
-            self._process.give(job)  # if it died at once, its first message says so
-
-    def _receive(self) -> Message:
+            self._process.give(word)  # if it died at once, its first message says so
         assert self._process is not None
         connection.wait({self._process.pipe, self._process.end_signal})
         message = self._process.receive()

@@ -46,8 +46,13 @@ def run_trial(
     trial = _Trial(spec, ask, enter)
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
-    move = drive(staged, _make_keeper(spec, staged.trainer), trial)
-    trial.require_a_step()
+    on_rank_zero(lambda: require_room(staged.trainer, spec.folder))
+    every, always = spec.checkpoint_seconds, spec.fork_step
+    budget = spec.kl_budget
+    keeper = CheckpointKeeper(spec.folder, kl_budget=budget, every_seconds=every, front=OWN_FRONT, always=always)
+    move = drive(staged, keeper, trial)
+    if trial.reached is None:
+        raise ConfigError(f'trainer "{spec.trainer}" made no step; expected a StepReport per iteration')
     return protocol.Checkpointed() if move is NextMove.LEAVE else protocol.Ended(is_worker_spent=trial.has_raised)
 
 
@@ -60,9 +65,9 @@ class _Trial(Hooks):
         self._ask, self._enter, self._trainer = ask, enter, spec.trainer
         self._guard = Guard(spec.guard, spec.first_budget, extra)
         self._longest_step = extra.get(LONGEST_STEP, 0.0)
-        self._reached: tuple[int, int] | None = None  # step and episode
+        self.reached: tuple[int, int] | None = None  # step and episode
         if spec.resume_from is not None:
-            self._reached = checkpoint.step_of(spec.resume_from), extra[checkpoint.EPISODE]
+            self.reached = checkpoint.step_of(spec.resume_from), extra[checkpoint.EPISODE]
         self._reason: Reason | None = None
         self.has_raised = False
 
@@ -70,15 +75,10 @@ class _Trial(Hooks):
         """Fold the guard over a step, if it can follow the one before; return it in Python's numbers."""
         report = plain(report)
         with located(f'trainer "{self._trainer}": '):
-            require_next(report, self._reached, config)
-        self._reached = report.step, report.episode
+            require_next(report, self.reached, config)
+        self.reached = report.step, report.episode
         self._reason = self._guard.check(report, config)
         return report
-
-    def require_a_step(self) -> None:
-        """Raise ConfigError if the trainer ended before its first report."""
-        if self._reached is None:
-            raise ConfigError(f'trainer "{self._trainer}" made no step; expected a StepReport per iteration')
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         self._longest_step = max(self._longest_step, seconds)
@@ -103,7 +103,6 @@ class _Trial(Hooks):
         return report
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
-        """Return the state of guard and clock."""
         return {**self._guard.extra(ends_stage=ends_stage), LONGEST_STEP: self._longest_step}
 
     def enter(self, *, saving: bool) -> None:
@@ -178,17 +177,6 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
     return evaluated if all(map(math.isfinite, readings)) else report, False
-
-
-def _make_keeper(spec: protocol.TrialSpec, trainer: Trainer) -> CheckpointKeeper:
-    on_rank_zero(lambda: require_room(trainer, spec.folder))
-    return CheckpointKeeper(
-        spec.folder,
-        kl_budget=spec.kl_budget,
-        every_seconds=spec.checkpoint_seconds,
-        front=OWN_FRONT,
-        always=spec.fork_step,
-    )
 
 
 def _make_trainer(job: protocol.TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:

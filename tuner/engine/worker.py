@@ -43,11 +43,6 @@ class ControllerPipe:
     def __init__(self, pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]") -> None:
         self._pipe = pipe
 
-    def next_job(self) -> protocol.Job:
-        job = self._receive()
-        assert not isinstance(job, NextMove)
-        return job
-
     def emit(self, message: protocol.Message) -> None:
         try:
             self._pipe.send(message)
@@ -57,11 +52,11 @@ class ControllerPipe:
     def ask(self, report: protocol.Stepped) -> NextMove:
         """Report a step, and wait for the answer."""
         self.emit(report)
-        answer = self._receive()
-        assert isinstance(answer, NextMove)
+        answer: NextMove = self.receive()
         return answer
 
-    def _receive(self) -> protocol.Job | NextMove:
+    def receive(self) -> Any:
+        """Return the next job or answer."""
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
@@ -80,8 +75,11 @@ def main(pipe: "connection.Connection[protocol.Message, protocol.Job | NextMove]
     faulthandler.enable()
     controller = ControllerPipe(pipe)
     while True:
-        controller.emit(_carry_out(controller.next_job(), controller, inherited))
-        _free_memory()
+        controller.emit(_carry_out(controller.receive(), controller, inherited))
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def _end_with_controller() -> None:
@@ -111,12 +109,6 @@ def _carry_out(job: protocol.Job, controller: ControllerPipe, inherited: Sequenc
         flush_output()
 
 
-def _forget_shown_warnings() -> None:
-    """Have Python print warnings again that it has printed once, which entering this context does."""
-    with warnings.catch_warnings():
-        pass
-
-
 def _begin_log(job: protocol.Job) -> None:
     if isinstance(job, protocol.TrialSpec):
         path = trial_log.path_of(job.folder)
@@ -127,7 +119,8 @@ def _begin_log(job: protocol.Job) -> None:
         what = f"trial {job.number} is evaluated at step {job.step} on the {job.split} prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
-    _forget_shown_warnings()
+    with warnings.catch_warnings():  # entering it has Python print warnings again that it has printed once
+        pass
     if launched.size() == 1:  # else its supervisor has begun the log
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
@@ -163,7 +156,9 @@ def _supervise(
     job: protocol.TrialSpec | protocol.ReadCheckpoint, controller: ControllerPipe, inherited: Sequence[int]
 ) -> protocol.Message:
     """Run a job on several processes, as their controller, and return its last message; if one fails, all are ended."""
-    count, port = str(job.ranks), str(_free_port())
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        count, port = str(job.ranks), str(server.getsockname()[1])  # a free one
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks: list[WorkerProcess] = []
     try:
@@ -195,19 +190,6 @@ def _supervise(
         for each in ranks:
             each.kill()
         end_all(ranks)
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def _free_memory() -> None:
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 # The output, redirected at file descriptors 1 and 2, to include that of C libraries and child processes

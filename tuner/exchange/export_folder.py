@@ -10,7 +10,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,6 @@ FORMAT = "PPO Tuner study"
 FORMAT_VERSION = 1
 STUDY_FILE = "study.json"
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """One exported table: the columns of one of the store's tables."""
-
-    name: str
-    fields: Mapping[str, str]
-    """pyarrow's names of the columns' types, in order, or `json`: text with JSON in it."""
-
-    def file(self, fmt: str) -> str:
-        """Return the name of its file in a format."""
-        return self.name + SUFFIXES[fmt]
-
 
 _TYPES: tuple[tuple[type[Any], str], ...] = ((Integer, "int64"), (Float, "float64"), (Boolean, "bool"), (JSON, "json"))
 
@@ -53,11 +37,11 @@ def _fields(table: Table, *without: str) -> dict[str, str]:
     return fields
 
 
-TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
-OF_TRIALS = tuple(
-    TableLayout(name, {"trial": "int64"} | _fields(table, "trial_id")) for name, table in schema.OF_TRIALS.items()
-)
-TABLES = (TRIALS, *OF_TRIALS)
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "trials": _fields(schema.trials, "id", "study_id"),
+    **{name: {"trial": "int64"} | _fields(table, "trial_id") for name, table in schema.OF_TRIALS.items()},
+}
+"""The columns of each table with pyarrow's names of their types, or `json`: text with JSON in it."""
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
 STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
@@ -103,7 +87,7 @@ def require_free(folder: Path, replace: bool) -> None:
     names = {path.name for path in folder.iterdir()} if is_folder else set()
     if not os.path.lexists(folder) or (is_folder and not names):
         return
-    ours = {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)}
+    ours = {STUDY_FILE, *(name + suffix for name in TABLES for suffix in SUFFIXES.values())}
     if not (is_folder and names <= ours and _is_export(folder)):
         raise ConfigError(f"{folder} already exists, and is not an exported study alone; name another with -o")
     if not replace:
@@ -123,14 +107,14 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     trials, studies, orders = schema.trials, schema.studies, schema.orders
     study = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
     is_own = trials.c.study_id == study_id
-    columns: list[ColumnElement[Any]] = [trials.c[name] for name in TRIALS.fields]
+    columns: list[ColumnElement[Any]] = [trials.c[name] for name in TABLES["trials"]]
     query = select(*columns).where(is_own).order_by(trials.c.number)
-    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, chunks(connection, query))}
-    for layout, table in zip(OF_TRIALS, schema.OF_TRIALS.values(), strict=True):
+    rows = {"trials": _write_table(folder, "trials", fmt, chunks(connection, query))}
+    for kind, table in schema.OF_TRIALS.items():
         key = [column for column in table.primary_key if column.name != "trial_id"]
-        columns = [trials.c.number.label("trial"), *(table.c[name] for name in layout.fields if name != "trial")]
+        columns = [trials.c.number.label("trial"), *(table.c[name] for name in TABLES[kind] if name != "trial")]
         query = select(*columns).join_from(trials, table).where(is_own).order_by(trials.c.number, *key)
-        rows[layout.name] = _write_table(folder, layout, fmt, chunks(connection, query))
+        rows[kind] = _write_table(folder, kind, fmt, chunks(connection, query))
     columns = [orders.c[name] for name in ORDER_FIELDS]
     placed = connection.execute(select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
     content = {
@@ -148,14 +132,15 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     return rows
 
 
-def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[list[Row]]) -> int:
+def _write_table(folder: Path, table: str, fmt: str, rows: Iterable[list[dict[str, Any]]]) -> int:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    types = {name: pa.type_for_alias("string" if kind == "json" else kind) for name, kind in table.fields.items()}
+    kinds = TABLES[table]
+    types = {name: pa.type_for_alias("string" if kind == "json" else kind) for name, kind in kinds.items()}
     columns = pa.schema(types)
-    json_names = [name for name, kind in table.fields.items() if kind == "json"]
-    path = folder / table.file(fmt)
+    json_names = [name for name, kind in kinds.items() if kind == "json"]
+    path = folder / f"{table}{SUFFIXES[fmt]}"
     count = 0
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
         for chunk in rows:

@@ -23,7 +23,7 @@ def identity(value: Any, _: Ours) -> Any:
 
 
 @dataclass(frozen=True)
-class Row:
+class Key:
     """One value of ours and the trainer's keys for it, separated by spaces; those of a critic only if there is one."""
 
     ours: str
@@ -32,27 +32,27 @@ class Row:
     """Converts our value, given all others, to theirs; None: they cannot express it."""
 
 
-def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
+def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Key:
     """Return the row of a choice: `meanings` maps our values to their words."""
-    return Row(ours, theirs, lambda value, _: meanings.get(value))
+    return Key(ours, theirs, lambda value, _: meanings.get(value))
 
 
-def per_prompt(ours: str, theirs: str) -> Row:
+def per_prompt(ours: str, theirs: str) -> Key:
     """Return the row of a size that they count in prompts."""
 
     def prompts(size: int, values: Ours) -> int | None:
         return None if size % values["num_generations"] else size // int(values["num_generations"])
 
-    return Row(ours, theirs, prompts)
+    return Key(ours, theirs, prompts)
 
 
-def pair(first: str, second: str, theirs: str) -> tuple[Row, Row]:
+def pair(first: str, second: str, theirs: str) -> tuple[Key, Key]:
     """Return the rows of two numbers that they keep in one key."""
 
     def both(_: Any, ours: Ours) -> list[Any]:
         return [ours[first], ours[second]]
 
-    return Row(first, theirs, both), Row(second, theirs, both)
+    return Key(first, theirs, both), Key(second, theirs, both)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Table:
     """Conversion table to a trainer's keys."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[Key, ...]
     why: Mapping[str, str]
     """Reasons that a name of ours has no counterpart. Such names are listed even at their defaults."""
 

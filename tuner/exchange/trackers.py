@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
 from ppo_core.cli.run_folder import TRACKERS
 from ppo_core.cli.trackers import TrackedRun, Tracker
@@ -89,7 +88,10 @@ class StudyTrackers:
                 step = row.episodes // PPOConfig.from_dict(row.config).batch_sizes(1).batch_size
                 if (name, row.number) not in self._runs:  # it ended while it was paused
                     self._start(name, row, step + 1)
-                self._runs[name, row.number].log_values(_result(row), step)
+                reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
+                result = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl}
+                known = {key: value for key, value in (result | {"step": row.value_step}).items() if value is not None}
+                self._runs[name, row.number].log_values({f"trial/{key}": value for key, value in known.items()}, step)
                 self._finish(name, row)
 
     def _start(self, name: str, row: TrialRow, first_step: int) -> None:
@@ -110,9 +112,3 @@ class StudyTrackers:
         run = self._runs.pop((name, row.number), None)
         if run is not None:
             run.finish()
-
-
-def _result(row: TrialRow) -> dict[str, Any]:
-    reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
-    values = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
-    return {f"trial/{name}": value for name, value in values.items() if value is not None}

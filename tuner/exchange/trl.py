@@ -12,7 +12,7 @@ from typing import Any
 from ppo_core.cli import arguments, trl
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
-from tuner.exchange.table import IN_REWARD, Ours, Row, Table, identity
+from tuner.exchange.table import IN_REWARD, Key, Ours, Table, identity
 
 Theirs = Mapping[str, Any]  # values by TRL's fields; nested keys are joined by dots
 _PASS, _PASSES, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"
@@ -25,7 +25,7 @@ OF_ONE_PROCESS = ("batch_size", "mini_batch_size")
 
 
 @dataclass(frozen=True)
-class _Read(Row):
+class _Read(Key):
     """A row that is read, too: of several keys that a file has, the values must agree."""
 
     to_ours: Callable[[Any, Theirs], Any] = identity
@@ -73,7 +73,7 @@ def _floor(share: float, ours: Ours) -> dict[str, float] | None:
     return {"min_lr_rate": share} if ours["lr_scheduler_type"] == "cosine" else None
 
 
-def _translated(ours: str, theirs: str, to: Callable[[Any, Ours], Any]) -> Row:
+def _translated(ours: str, theirs: str, to: Callable[[Any, Ours], Any]) -> Key:
     """Return the row of a field that is read by `trl.TRANSLATED`."""
     return _Read(ours, theirs, to, lambda _, keys: trl.translated(theirs, keys))
 
@@ -82,7 +82,7 @@ TRL = Table(
     "TRL 1.12's PPO",
     (
         *(_Read(name, name) for name in trl.SAME if name not in _APART),
-        *(Row(name, name) for name in _OF_VALUES),
+        *(Key(name, name) for name in _OF_VALUES),
         _Read("batch_size", _PASS, _rows_in_pass, _batch),
         _Read("batch_size", _PASSES, lambda batch, ours: batch // _rows_in_pass(batch, ours), _batch),
         _Read("mini_batch_size", _STEPS, lambda size, ours: ours["batch_size"] // size, _mini_batch),

@@ -6,7 +6,7 @@ The KL is in the reward or a loss, by two switches; a coefficient counts only if
 
 from typing import Any
 
-from tuner.exchange.table import PER_TOKEN, Ours, Row, Table, pair, per_prompt, words
+from tuner.exchange.table import PER_TOKEN, Key, Ours, Table, pair, per_prompt, words
 
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _OPTIM, _RESPONSES = f"{_ACTOR}.optim", f"{_ROLLOUT}.n"
@@ -17,7 +17,7 @@ _ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "abs": "abs"}
 _SCHEDULES = {"constant_with_warmup": "constant", "constant": "constant", "cosine": "cosine"}
 
 
-def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
+def _kl_rows(is_loss: bool) -> tuple[Key, ...]:
     def coefficient(value: Any, ours: Ours) -> Any:
         return value if ours["use_kl_loss"] is is_loss else None
 
@@ -25,56 +25,56 @@ def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
         return coefficient(_ESTIMATORS[value], ours)
 
     return (
-        Row("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss),
-        Row("kl_coef", _COEFFICIENTS[is_loss], coefficient),
-        Row("kl_estimator", _KINDS[is_loss], kind),
+        Key("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss),
+        Key("kl_coef", _COEFFICIENTS[is_loss], coefficient),
+        Key("kl_estimator", _KINDS[is_loss], kind),
     )
 
 
 VERL = Table(
     "verl 0.8",
     (
-        Row("total_episodes", "trainer.total_training_steps trainer.total_epochs",
+        Key("total_episodes", "trainer.total_training_steps trainer.total_epochs",
             lambda episodes, ours: -(-episodes // int(ours["batch_size"]))),
-        Row("seed", "data.seed"),
-        Row("learning_rate", f"{_OPTIM}.lr"),
-        Row("value_learning_rate", "critic.optim.lr"),
+        Key("seed", "data.seed"),
+        Key("learning_rate", f"{_OPTIM}.lr"),
+        Key("value_learning_rate", "critic.optim.lr"),
         words("lr_scheduler_type", _SCHEDULES, f"{_OPTIM}.lr_scheduler_type"),
         words("value_lr_scheduler_type", _SCHEDULES, "critic.optim.lr_scheduler_type"),
-        Row("warmup_ratio", f"{_OPTIM}.lr_warmup_steps_ratio"),
-        Row("value_warmup_ratio", "critic.optim.lr_warmup_steps_ratio"),
-        Row("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio"),
-        Row("max_grad_norm", f"{_ACTOR}.grad_clip {_OPTIM}.clip_grad"),  # its older and its newer engine
-        Row("value_max_grad_norm", "critic.grad_clip critic.optim.clip_grad"),
+        Key("warmup_ratio", f"{_OPTIM}.lr_warmup_steps_ratio"),
+        Key("value_warmup_ratio", "critic.optim.lr_warmup_steps_ratio"),
+        Key("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio"),
+        Key("max_grad_norm", f"{_ACTOR}.grad_clip {_OPTIM}.clip_grad"),  # its older and its newer engine
+        Key("value_max_grad_norm", "critic.grad_clip critic.optim.clip_grad"),
         words("optim", {"adamw": "AdamW", "adamw_8bit": "AdamW8bit"}, f"{_OPTIM}.optimizer critic.optim.optimizer"),
         words("optim", {"adamw": "torch.optim", "adamw_8bit": "bitsandbytes.optim"},
               f"{_OPTIM}.optimizer_impl critic.optim.optimizer_impl"),
         *pair("adam_beta1", "adam_beta2", f"{_OPTIM}.betas critic.optim.betas"),
-        Row("weight_decay", f"{_OPTIM}.weight_decay critic.optim.weight_decay"),
-        Row("critic_warmup", "trainer.critic_warmup", lambda n, _: n and n + 1),
+        Key("weight_decay", f"{_OPTIM}.weight_decay critic.optim.weight_decay"),
+        Key("critic_warmup", "trainer.critic_warmup", lambda n, _: n and n + 1),
         per_prompt("batch_size", "data.train_batch_size"),
-        Row("num_generations", _RESPONSES),
+        Key("num_generations", _RESPONSES),
         per_prompt("mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size"),
-        Row("num_ppo_epochs", f"{_ACTOR}.ppo_epochs"),
-        Row("cliprange", f"{_ACTOR}.clip_ratio_low"),
-        Row("cliprange_high", f"{_ACTOR}.clip_ratio_high"),
-        Row("dual_clip", f"{_ACTOR}.clip_ratio_c"),
-        Row("cliprange_value", "critic.cliprange_value"),
-        Row("entropy_coef", f"{_ACTOR}.entropy_coeff"),
+        Key("num_ppo_epochs", f"{_ACTOR}.ppo_epochs"),
+        Key("cliprange", f"{_ACTOR}.clip_ratio_low"),
+        Key("cliprange_high", f"{_ACTOR}.clip_ratio_high"),
+        Key("dual_clip", f"{_ACTOR}.clip_ratio_c"),
+        Key("cliprange_value", "critic.cliprange_value"),
+        Key("entropy_coef", f"{_ACTOR}.entropy_coeff"),
         words("advantage_estimator", {name: name for name in ("gae", "rloo", "grpo")}, "algorithm.adv_estimator"),
-        Row("gamma", "algorithm.gamma"),
-        Row("lam", "algorithm.lam"),
+        Key("gamma", "algorithm.gamma"),
+        Key("lam", "algorithm.lam"),
         *_kl_rows(is_loss=False),
         *_kl_rows(is_loss=True),
-        Row("response_length", "data.max_response_length"),
-        Row("temperature", f"{_ROLLOUT}.temperature"),
-        Row("top_p", f"{_ROLLOUT}.top_p"),
-        Row("top_k", f"{_ROLLOUT}.top_k", lambda k, _: k or -1),
-        Row("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank"),
-        Row("use_peft", f"{_MODEL}.lora_rank critic.model.lora_rank",
+        Key("response_length", "data.max_response_length"),
+        Key("temperature", f"{_ROLLOUT}.temperature"),
+        Key("top_p", f"{_ROLLOUT}.top_p"),
+        Key("top_k", f"{_ROLLOUT}.top_k", lambda k, _: k or -1),
+        Key("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank"),
+        Key("use_peft", f"{_MODEL}.lora_rank critic.model.lora_rank",
             lambda on, ours: ours["lora_r"] if on else 0),
-        Row("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha"),
-        Row("lora_target_modules", f"{_MODEL}.target_modules critic.model.target_modules",
+        Key("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha"),
+        Key("lora_target_modules", f"{_MODEL}.target_modules critic.model.target_modules",
             lambda names, _: names.split(",") if names and "," in names else names),
     ),
     {

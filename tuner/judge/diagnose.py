@@ -20,7 +20,7 @@ from tuner.judge.hacking import Finding, Step, values
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study import rules, study_file
-from tuner.study.rules import KL, KL_STEP, RULES, SIGNS, Blame, Rule, blame_of, knob_of
+from tuner.study.rules import KL, KL_STEP, RULES, SIGNS, Blame, Limit, Sign, blame_of, knob_of
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
@@ -43,7 +43,7 @@ NEAR = 1.3
 class Measurement:
     """Reading of one sign of health."""
 
-    sign: Rule
+    sign: Sign
     value: float | None
     """None: not measured, or too few steps."""
     is_out: bool
@@ -155,7 +155,7 @@ class Course:
         """Readings of all signs of health, in declared order."""
         return [self._reading(SIGNS[name]) for name in rules.HEALTH]
 
-    def _reading(self, sign: Rule) -> Measurement:
+    def _reading(self, sign: Sign) -> Measurement:
         numbers = self._numbers(sign)
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
         if sign.of_whole_run:
@@ -170,7 +170,7 @@ class Course:
         value = max(numbers) if sign.of_whole_run else statistics.median(numbers[-self.window(LATEST) :])
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
-    def _numbers(self, sign: Rule) -> list[float]:
+    def _numbers(self, sign: Sign) -> list[float]:
         needed = {rules.RETURNS: rules.RETURN_STD, rules.STRAIGHT: rules.LENGTH}.get(sign.relative_to)
         metric = str(sign.metric)
         rows = [row for row in self.steps if row["step"] > 0 and hacking.is_measured(row, metric)]
@@ -186,18 +186,22 @@ class Course:
     def evaluations(self) -> list[Step]:
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
-    def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
-        """Return the first of a rule's moves that changes something; `finding` has the numbers, in a sentence.
+    def change(self, limit: Limit, finding: str, factor: float = 1.0) -> Diagnosis | None:
+        """Return the first of a limit's moves that changes something; `finding` has the numbers, in a sentence.
 
-        `factor` is for β if the rule states none; the learning rate gets its square root (see also `knob_of`).
+        `factor` is for β if the limit states none; the learning rate gets its square root (see also `knob_of`).
         """
         # Fewer epochs come last where there are one or two.
         few = self.checked.num_ppo_epochs <= 2
-        for moved, declared in sorted(rule.moves, key=lambda move: few and move[0] == "num_ppo_epochs" and move[1] < 1):
+        for moved, declared in sorted(
+            limit.moves, key=lambda move: few and move[0] == "num_ppo_epochs" and move[1] < 1
+        ):
             open_factor = math.sqrt(factor) if moved == "learning_rate" else factor
             name, power = knob_of(moved, self.config)
             times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared) ** power
-            if name == "kl_target" and times > 1 and self._is_under_target:
+            # Where a β that holds the KL at the target could not bring it there, a higher target changes nothing.
+            is_under_target = self.checked.keeps_kl_step and not self.end_kl * NEAR >= (self.checked.kl_target or 0.0)
+            if name == "kl_target" and times > 1 and is_under_target:
                 continue
             was = self._in_force(name)
             if was is None:
@@ -205,13 +209,8 @@ class Course:
             value = self._moved(name, was, times)
             is_same_way = (value > was) is (times > 1)  # a value outside the study's range is clipped the other way
             if is_same_way and not math.isclose(value, was, rel_tol=0.05) and self._is_allowed(name, value):
-                return Diagnosis(rule.label, finding, name, was, value)
+                return Diagnosis(limit.label, finding, name, was, value)
         return None
-
-    @property
-    def _is_under_target(self) -> bool:
-        """True if a β that holds the KL at the target could not bring it there: a higher target changes nothing."""
-        return self.checked.keeps_kl_step and not self.end_kl * NEAR >= float(self.checked.kl_target or 0.0)
 
     def _in_force(self, name: str) -> float | None:
         """Return a number, with the default filled in; None if it is unset or has no effect."""
@@ -420,6 +419,7 @@ def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
 
 
 def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
+    """Return a metric's group and label, or `all` for a whole group; unique."""
     return f"trial {trial.number}, {diagnosis.name} {'up' if diagnosis.is_up else 'down'}"
 
 

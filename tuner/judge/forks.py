@@ -129,29 +129,19 @@ def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage,
     return (*earlier, Stage(parent.config, episode, parent.number))
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Location of a checkpoint on this machine."""
-
-    path: Path | None
-    """None: not here."""
-    why_not: str = ""
-
-
-def find(study: StudyRow, trial: int, step: int) -> Kept:
-    """Find a trial's checkpoint of a step in the study's folder."""
+def find(study: StudyRow, trial: int, step: int) -> Path | str:
+    """Return a trial's checkpoint of a step in the study's folder, or why it is not there."""
     if study.folder is None:
-        return Kept(None, "the store does not say where the study's checkpoints are")
+        return "the store does not say where the study's checkpoints are"
     folder = study_folder.own_folder(study)
     if folder is None:
-        return Kept(None, "the study's folder of checkpoints is not on this machine")
+        return "the study's folder of checkpoints is not on this machine"
     path = checkpoint.step_folder(folder / str(trial), step)
     if (path / checkpoint.MANIFEST).exists():
-        return Kept(path)
-    return Kept(
-        None,
+        return path
+    return (
         "of a trial only the newest checkpoints, its best within the study's KL budget and those on the study's front "
-        "are kept",
+        "are kept"
     )
 
 
@@ -166,7 +156,8 @@ class ValueCheckpoint:
 
     step: int
     episode: int
-    kept: Kept
+    where: Path | str
+    """Where it is, or why it is not kept here."""
 
 
 def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:

@@ -10,7 +10,7 @@ policies within it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -78,18 +78,13 @@ def check_step(
     for name, rule in RULES.items():
         if name in settings.off or rule.metric not in report.metrics or (rule.has_grace and in_grace):
             continue
-        reading = _reading(settings, state, report, progress, rule, kl_budget)
-        count = state.broken.get(name, 0) + 1 if reading.is_broken else 0
+        value, setting = float(report.metrics[str(rule.metric)]), settings.limits[name]
+        reading = _READINGS[name](_Now(value, setting, settings.kl_limit, kl_budget, progress, state, report))
+        count = state.broken.get(name, 0) + 1 if reading and reading.breaks(rule) else 0
         state = replace(state, broken={**state.broken, name: count})
-        if reason is None and count >= (settings.patience if rule.is_patient else 1):
-            reason = _reason(rule, settings.limits[name], reading, count, state, report)
+        if reading and reason is None and count >= (settings.patience if rule.is_patient else 1):
+            reason = _reason(rule, setting, reading, count, state, report)
     return state, reason
-
-
-class _Reading(NamedTuple):
-    value: float
-    limit: float
-    is_broken: bool
 
 
 class Guard:
@@ -146,33 +141,55 @@ def _kl_starts_high(first: Mapping[str, float], idle: float) -> bool:
     return first.get(KL, 0.0) >= idle
 
 
-def _reading(
-    settings: GuardSettings, state: GuardState, report: StepReport, progress: float, rule: Rule, kl_budget: float
-) -> _Reading:
-    """Return a rule's reading and limit after a report of its metric, and True if the reading breaks the rule."""
-    setting, value = settings.limits[rule.name], float(report.metrics[str(rule.metric)])
-    is_due = True
-    match rule.name:
-        case "kl_hard" | "kl_limit":
-            limit = setting * settings.kl_limit
-        case "entropy_collapse":
-            limit = setting * state.first.get(rules.ENTROPY, 0.0)
-        case "repetition_collapse":
-            first = state.first.get(rules.REPETITION, 0.0)
-            limit = first + setting * (1 - first)
-        case "value_divergence":
-            limit = setting * state.value_scale
-        case "sampled_kl":
-            value, limit = abs(value), setting * report.metrics.get(KL_GAP_NOISE, math.inf)
-        case "nothing_learned":
-            value, limit = state.highest_kl - (state.lowest_kl or 0.0), setting * kl_budget
-            # A trial that has run all its episodes is left to its value: stopping it would save nothing.
-            is_due = 0.5 <= progress < 1 and state.kl_readings >= rules.IDLE_STEPS
-            is_due = is_due and state.highest_kl < rules.ROUNDING * kl_budget
-            is_due = is_due and ("eval/kl" in report.metrics or not _kl_starts_high(state.first, limit))
-        case _:
-            limit = setting
-    return _Reading(value, limit, is_due and (value < limit if rule.breaks_below else value > limit))
+class _Now(NamedTuple):
+    """What a rule is read from: a report of its metric, and what came before."""
+
+    value: float
+    """The metric's."""
+    setting: float
+    """The rule's limit as the study sets it."""
+    kl_limit: float
+    kl_budget: float
+    progress: float
+    """Share of the trial's episodes."""
+    state: GuardState
+    report: StepReport
+
+
+class _Reading(NamedTuple):
+    value: float
+    limit: float
+
+    def breaks(self, rule: Rule) -> bool:
+        return self.value < self.limit if rule.breaks_below else self.value > self.limit
+
+
+def _repetition(now: _Now) -> _Reading:
+    first = now.state.first.get(rules.REPETITION, 0.0)
+    return _Reading(now.value, first + now.setting * (1 - first))
+
+
+def _learned(now: _Now) -> _Reading | None:
+    state, limit = now.state, now.setting * now.kl_budget
+    # A trial that has run all its episodes is left to its value: stopping it would save nothing.
+    is_due = 0.5 <= now.progress < 1 and state.kl_readings >= rules.IDLE_STEPS
+    is_known = "eval/kl" in now.report.metrics or not _kl_starts_high(state.first, limit)
+    if not is_due or not is_known or state.highest_kl >= rules.ROUNDING * now.kl_budget:
+        return None
+    return _Reading(state.highest_kl - (state.lowest_kl or 0.0), limit)
+
+
+_READINGS: Mapping[str, Callable[[_Now], _Reading | None]] = {
+    "kl_hard": lambda now: _Reading(now.value, now.setting * now.kl_limit),
+    "kl_limit": lambda now: _Reading(now.value, now.setting * now.kl_limit),
+    "entropy_collapse": lambda now: _Reading(now.value, now.setting * now.state.first.get(rules.ENTROPY, 0.0)),
+    "repetition_collapse": _repetition,
+    "value_divergence": lambda now: _Reading(now.value, now.setting * now.state.value_scale),
+    "sampler_mismatch": lambda now: _Reading(now.value, now.setting),
+    "sampled_kl": lambda now: _Reading(abs(now.value), now.setting * now.report.metrics.get(KL_GAP_NOISE, math.inf)),
+    "nothing_learned": _learned,
+}
+"""The reading and limit of each rule with a metric; None: nothing is due."""
 
 
 def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:

@@ -55,13 +55,8 @@ class Difference:
     def evidence(self) -> str:
         """Basis of the verdict, in words."""
         times = f"{abs(self.mean) / self.se:.1f} standard errors, " if self.se else ""
-        return f"{times}{self.basis}; one seed each"
-
-    @property
-    def basis(self) -> str:
-        """Basis of the standard error, in words."""
-        prompts = pluralize(self.prompts, "eval prompt")
-        return f"paired on {prompts}" if self.prompts else "not paired, so rather too large"
+        paired = f"paired on {pluralize(self.prompts, 'eval prompt')}"
+        return f"{times}{paired if self.prompts else 'not paired, so rather too large'}; one seed each"
 
 
 def improvement(store: Store, trial: TrialRow) -> Difference | None:

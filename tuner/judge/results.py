@@ -21,12 +21,14 @@ from tuner.judge.best import best_trial, is_reread, standing
 from tuner.judge.paired import Difference, improvement, over
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.rules import blame_of
-from tuner.study.spec import SCALE_FREE, StudySpec
+from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Role, Status
 
 State = Literal["running", "paused", "finished", "unfinished"]
 UNREADABLE = "not readable"
 """State in `list` of a study whose stored spec cannot be read."""
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
+"""Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "TRL", "default"]
 
 
@@ -120,7 +122,7 @@ def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
     result = None if checkpoint is None else store.on_test(trial.id, checkpoint.step)
     if result is not None:
         return result if result.why_not is None else result.why_not
-    if checkpoint is None or checkpoint.kept.path is None:
+    if checkpoint is None or isinstance(checkpoint.where, str):
         return "the checkpoint is not kept here"
     if not view.is_own_budget:
         return "only the answer under the study's own KL budget is"
@@ -145,12 +147,11 @@ class FrontPoint:
 def front(store: Store, view: StudyView) -> list[FrontPoint]:
     """Return the checkpoints of the study's front that are kept here, by rising KL and reward."""
 
-    def path_of(point: Point) -> Path | None:
-        return forks.find(view.row, point.trial, point.step).path
+    def path_of(point: Point) -> Path | str:
+        return forks.find(view.row, point.trial, point.step)
 
-    kept_points = scoring.kept_of_front(
-        scoring.own_fronts(store, view.trials), lambda point: path_of(point) is not None
-    )
+    fronts = scoring.own_fronts(store, view.trials)
+    kept_points = scoring.kept_of_front(fronts, lambda point: isinstance(path_of(point), Path))
     numbers = {point.trial for point in kept_points}
     evaluations = scoring.evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
     points = []
@@ -158,7 +159,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
         row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
         reward, kl = (Measured(row[f"eval/{name}"], row[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
-        if path is not None:
+        if isinstance(path, Path):
             points.append(FrontPoint(point.trial, point.step, row["episode"], reward, kl, point.bound, path))
     return points
 
@@ -218,7 +219,7 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
             if name in trial.config
         }
     reference = spec.declared.reference
-    usual = spec.origins()
+    usual = reference_sources(spec)
     trial_0 = spec.reference_params()
 
     def source(name: str, value: HyperValue) -> Source:
@@ -241,6 +242,16 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
         return "TRL" if name in SCALE_FREE else "default"
 
     return {name: source(name, trial.config[name]) for name in HYPERPARAMETERS if name in trial.config}
+
+
+def reference_sources(spec: StudySpec) -> dict[str, Source]:
+    """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
+    values = spec.reference_params()
+    sources: dict[str, Source] = dict.fromkeys(spec.fixed, "study")
+    for name in spec.search:
+        is_ours = values.get(name) != HYPERPARAMETERS[name].default  # a share of its budget or length
+        sources[name] = "task" if name in spec.declared.reference else "study" if is_ours else "TRL"
+    return sources
 
 
 def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
@@ -318,12 +329,12 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
     ]
 
 
-def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
+def best_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any]:
     """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
-        "kl_budget": kl_budget,
+        "kl_budget": view.spec.kl_budget,
         **with_error("kl", value_kl(store, trial)),
         **with_error("baseline", baseline(store, trial)),
         **with_error("improvement", improvement(store, trial)),

@@ -26,13 +26,6 @@ MOST_MERGED = 8  # most points of a search that are the same configuration: mini
 
 
 @dataclass(frozen=True)
-class Resume:
-    """Run a waiting or interrupted trial."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class New:
     """Start a new trial."""
 
@@ -42,13 +35,13 @@ class New:
     label: str = ""
 
 
-def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | New | None:
-    """Return the next trial to run, or None: interrupted ones first, then waiting ones, then a new one.
+def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> int | New | None:
+    """Return what runs next, or None: the number of an interrupted trial, else of a waiting one, else a new one.
 
     `busy` are the trials that a worker has, to train them or to read them.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
-        return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
+        return min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number
     return _new(spec, rows) if _may_start(spec, rows) else None
 
 

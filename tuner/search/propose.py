@@ -66,7 +66,10 @@ def _proposed(spec: StudySpec, rows: Rows, draw: int) -> dict[str, HyperValue]:
     if name == "qmc":
         return spread_params(spec.search, spec.seed, draw)
     if name != "random" and sum(_teaches(spec, row) for row in rows) < spec.sampler.startup_trials:
-        return first_params(spec.search, _leading_values(spec, rows), spec.seed, draw)
+        ended = [row for row in rows if row.status.is_final and is_sound(row) and _teaches(spec, row)]
+        best = max(ended, key=lambda row: (row.value or 0.0, -row.number), default=None)
+        centre = spec.config({}).to_dict() if best is None else {**best.config, **best.params}
+        return first_params(spec.search, centre, spec.seed, draw)
     return decode(spec.search, _ask(spec, draw, as_read(spec, rows)))
 
 
@@ -123,12 +126,6 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:
     return _report(spec, row).value is not None and _read_params(spec, row) is not None
-
-
-def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
-    ended = [row for row in rows if row.status.is_final and is_sound(row) and _teaches(spec, row)]
-    best = max(ended, key=lambda row: (row.value or 0.0, -row.number), default=None)
-    return spec.config({}).to_dict() if best is None else {**best.config, **best.params}
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:

@@ -88,7 +88,10 @@ class Replay:
         for key, event in list(zip(keys, events, strict=True))[len(self._told) :]:
             self._told.append(key)
             if isinstance(event, TrialRow):
-                _tell(self._study, self._trials[event.number], event)
+                if event.status is Status.COMPLETED and event.value is not None and event.informs_sampler:
+                    self._study.tell(self._trials[event.number], event.value)
+                else:
+                    self._study.tell(self._trials[event.number], state=TrialState.FAIL)
             else:
                 self._report(by_id[event["trial_id"]], event, spec.kl_budget)
         return self._decided.get(number, (False, 0.0, 0))
@@ -128,13 +131,6 @@ def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialR
     ended = [(row, row.ended_at) for row in rows if row.ended_at is not None and row.status.is_final]
     events += [((max(latest[row.id], ended_at), row.id, math.inf), row) for row, ended_at in ended]
     return [event for _, event in sorted(events, key=itemgetter(0))]
-
-
-def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:
-    if row.status is Status.COMPLETED and row.value is not None and row.informs_sampler:
-        study.tell(trial, row.value)
-    else:
-        study.tell(trial, state=TrialState.FAIL)
 
 
 def _pruner(spec: StudySpec) -> BasePruner:

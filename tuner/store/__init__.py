@@ -4,12 +4,16 @@ The controller that holds a study's lease writes; everyone else reads, and place
 that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
+import os
 import socket
+from collections.abc import Sequence
+from contextlib import closing
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
+from tuner.environment import STORAGE_VARIABLE, to_copy
 from tuner.store import connect, schema
 from tuner.store.orders import Orders
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Order, OrderState, Outcome, StudyRow, TrialRow
@@ -17,20 +21,9 @@ from tuner.store.studies import Studies
 from tuner.store.trials import STEP_KEYS, NewTrial, Trials
 
 __all__ = [
-    "DEFAULT_STORAGE",
-    "INTERRUPTED",
-    "LEASE_SECONDS",
-    "STEP_KEYS",
-    "Lease",
-    "NewTrial",
-    "OnTest",
-    "Order",
-    "OrderState",
-    "Outcome",
-    "Store",
-    "StudyRow",
-    "TrialRow",
-]
+    "DEFAULT_STORAGE", "INTERRUPTED", "LEASE_SECONDS", "STEP_KEYS", "Lease", "NewTrial", "OnTest", "Order",
+    "OrderState", "Outcome", "Store", "StudyRow", "TrialRow", "command", "location", "opened", "storage_flags",
+]  # fmt: skip
 
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 
@@ -95,3 +88,26 @@ def _check(engine: Engine, create: bool) -> None:
         )
     elif create and connect.is_read_only(path):
         raise connect.read_only(engine.url)
+
+
+def location(given: str | None) -> str:
+    """Return the storage of `--storage`, else of the environment, else the default."""
+    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+
+
+def opened(given: str | None) -> closing[Store]:
+    """Open the store of `--storage`; a context manager that closes it in the end."""
+    return closing(Store.open(location(given)))
+
+
+def storage_flags(storage: str) -> list[str]:
+    """Return the flags for this storage in a command to copy, without a password; empty if it is the default."""
+    url = schema.parse_url(storage)
+    if url == schema.parse_url(location(None)):
+        return []
+    shown = schema.redacted(url)
+    return ["--storage", shown if "***" in shown else storage]
+
+
+def command(words: Sequence[str], store: Store) -> str:
+    return to_copy([*words, *storage_flags(store.url.render_as_string(hide_password=False))])

@@ -181,15 +181,9 @@ Trouble = Callable[[StoreError], bool]
 """Called with a failure that may pass; waits, and returns whether to try again."""
 
 _PASSING_SQLITE = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_PROTOCOL,  # the lock of the log (WAL)
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_NOMEM,
-}
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL,  # of the file, of the log (WAL)
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM,
+}  # fmt: skip
 _PASSING_SQLSTATES = (
     "08",  # the connection
     "40",  # a deadlock, or two transactions that cannot both be

@@ -55,12 +55,8 @@ meta = sa.Table(
     "ppo_meta", metadata, sa.Column("key", sa.String(64), primary_key=True), sa.Column("value", sa.Text, nullable=False)
 )
 
-_SQL: Mapping[Any, Any] = {
-    int: sa.Integer,
-    float: sa.Float,
-    dict: sa.JSON(none_as_null=True),
-    Reason: sa.JSON(none_as_null=True),
-}
+_JSON = sa.JSON(none_as_null=True)
+_SQL: Mapping[Any, Any] = {int: sa.Integer, float: sa.Float, dict: _JSON, Reason: _JSON}
 """The columns' types by those of a row's fields; all others are text."""
 
 

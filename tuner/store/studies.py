@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, select, update
@@ -43,9 +44,8 @@ class Studies(Database):
 
         def create(connection: Connection) -> None:
             try:
-                connection.execute(
-                    insert(schema.studies).values(name=name, spec=dict(spec), created_at=now(connection))
-                )
+                values = {"name": name, "spec": dict(spec), "created_at": now(connection)}
+                connection.execute(insert(schema.studies).values(**values))
             except IntegrityError:  # another process has just made it
                 connection.rollback()
 
@@ -107,12 +107,8 @@ class Studies(Database):
         study = self.require_free(name)
         table, process, token = schema.studies, this_process(), study.lease_token + 1
         attempts: list[float] = []  # times of all attempts: one whose reply was lost is recognized by its time
-        holder = {
-            "lease_host": process.host,
-            "lease_pid": process.pid,
-            "lease_pid_started": process.started,
-            "lease_pid_space": process.space,
-        }
+        keys = ("lease_host", "lease_pid", "lease_pid_started", "lease_pid_space")
+        holder = dict(zip(keys, astuple(process), strict=True))
 
         def take(connection: Connection) -> bool:
             attempts.append(now(connection))

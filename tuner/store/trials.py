@@ -197,9 +197,8 @@ class Trials(Database):
         }
 
     def last_step(self, trial_id: int) -> int | None:
-        last: int | None = self._scalar(
-            select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
-        )
+        steps = schema.steps
+        last: int | None = self._scalar(select(func.max(steps.c.step)).where(steps.c.trial_id == trial_id))
         return last
 
     def samples(

@@ -86,7 +86,7 @@ _EARLIER_CUT: Moves = (("mini_batch_size", 0.5), ("num_mini_batches", 2.0), ("nu
 
 
 @dataclass(frozen=True)
-class Rule:
+class Limit:
     """A limit on a metric, its meaning, and the change to make if it is broken."""
 
     name: str
@@ -101,26 +101,6 @@ class Rule:
     """Quantity that the limit multiplies; empty: the limit is in the metric's unit."""
     breaks_below: bool = False
     """True if readings under the limit break it, not those over."""
-
-    after: float = 0.0
-    """Share of the run's iterations to be read for a verdict, 2 at least; for a sign of health or of the KL step."""
-    of_whole_run: bool = False
-    """True if a sign of health is the largest reading so far while KL hardly moves, not a median of the last steps."""
-
-    # Only for rules that end a trial
-
-    blame: Blame = "broken"
-    valid: Bounds | None = None
-    """Allowed limits in a study file; None: it sets none, and switches the rule on or off by true or false."""
-    is_patient: bool = True
-    """True if it must be broken for `patience` steps in a row."""
-    has_grace: bool = False
-    """True if it is silent at the start of a trial."""
-
-    @property
-    def allowed(self) -> str:
-        """The allowed settings, in words."""
-        return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
 
     @property
     def range(self) -> str:
@@ -138,11 +118,40 @@ class Rule:
         label = METRICS[str(self.metric)].label
         if not self.relative_to:
             return f"{label} is {value:.3g} ({self.range})"
-        return f"{label} is {value:.3g} times {self.relative_to} (at {'least' if self.breaks_below else 'most'} {self.limit:g})"
+        least = "at least" if self.breaks_below else "at most"
+        return f"{label} is {value:.3g} times {self.relative_to} ({least} {self.limit:g})"
 
     def is_broken(self, value: float, of: float = 1.0) -> bool:
         """Return True if a reading breaks it; a relative limit is multiplied by `of`."""
         return value < self.limit * of if self.breaks_below else value > self.limit * of
+
+
+@dataclass(frozen=True)
+class Rule(Limit):
+    """A rule of the guard: it ends a trial."""
+
+    blame: Blame = "broken"
+    valid: Bounds | None = None
+    """Allowed limits in a study file; None: it sets none, and switches the rule on or off by true or false."""
+    is_patient: bool = True
+    """True if it must be broken for `patience` steps in a row."""
+    has_grace: bool = False
+    """True if it is silent at the start of a trial."""
+
+    @property
+    def allowed(self) -> str:
+        """The allowed settings, in words."""
+        return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
+
+
+@dataclass(frozen=True)
+class Sign(Limit):
+    """A sign of what is wrong with a trial, which the diagnosis reads."""
+
+    after: float = 0.0
+    """Share of the run's iterations to be read for a verdict, 2 at least; of health or of the KL step."""
+    of_whole_run: bool = False
+    """True if it is the largest reading so far while KL hardly moves, not a median of the last steps; of health."""
 
 
 def _in_words(name: str, is_up: bool) -> str:
@@ -206,7 +215,7 @@ _ENDING = (
     ),
 )  # fmt: skip
 _HEALTH = (
-    Rule(
+    Sign(
         "updates_small", "Updates too small",
         "Read only if KL lags far behind a linear course to the budget; the reading is then the largest of the "
         "run. It is measured against a straight course, in which all updates pull the same way: that reaches "
@@ -216,52 +225,52 @@ _HEALTH = (
         "always 0.",
         "policy/approxkl_avg", 1.0, _FASTER, STRAIGHT, breaks_below=True, of_whole_run=True,
     ),
-    Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
-    Rule("clip_fraction", _LARGE, "That many tokens have moved as far as cliprange lets them, and no longer learn.", "policy/clipfrac_avg", 0.3, _FEWER_UPDATES),
-    Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
-    Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
-    Rule(
+    Sign("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
+    Sign("clip_fraction", _LARGE, "That many tokens have moved as far as cliprange lets them, and no longer learn.", "policy/clipfrac_avg", 0.3, _FEWER_UPDATES),
+    Sign("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
+    Sign("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
+    Sign(
         "value_loss", "Critic diverges",
         "A critic that always predicts the mean return has a loss of half the variance; one that is 2.4 "
         "standard deviations off has 3 times the variance. If the loss started higher, as it can without "
         "normalize_values, it is compared with its start.",
         VALUE_LOSS, 3.0, _SLOWER_CRITIC, RETURNS, after=1 / 3,
     ),
-    Rule(
+    Sign(
         "var_explained", "Critic explains nothing",
         "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7.",
         "val/var_explained", 0.0, _FASTER_CRITIC, breaks_below=True, after=1 / 3,
     ),
 )  # fmt: skip
 _COURSE = (
-    Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
-    Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
-    Rule("kl_stuck", "KL budget unused", "The highest KL, once at least half of the episodes have run. If a fixed β is so high that even the best possible policy stays under the budget, lower β first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
-    Rule(
+    Sign("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
+    Sign("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
+    Sign("kl_stuck", "KL budget unused", "The highest KL, once at least half of the episodes have run. If a fixed β is so high that even the best possible policy stays under the budget, lower β first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Sign(
         "kl_step_low", "KL step not reached",
         "Median of the last third of the run. The first learning rate is too far below the right one for so short a "
         "run, or rounding hides what a step changes.",
         KL_STEP, 0.3, _MORE_EPOCHS, _WANTED, breaks_below=True, after=0.2,
     ),
-    Rule(
+    Sign(
         "kl_step_high", "KL step overshot",
         "Median of the last third of the run. Too few mini-batches to end the updates of an iteration in time.",
         KL_STEP, 3.0, _EARLIER_CUT, _WANTED, after=0.2,
     ),
-    Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
-    Rule("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),
-    Rule("shorter", "Reward hacking", "While reward rises.", "eval/length", 0.5, _HELD, _FIRST, breaks_below=True),
-    Rule("repeats", "Reward hacking", "Rise of repetition, while reward rises.", "eval/repetition", 0.15, _HELD),
-    Rule("narrows", "Reward hacking", "While reward rises.", "eval/entropy", 0.5, _HELD, _FIRST, breaks_below=True),
+    Sign("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
+    Sign("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),
+    Sign("shorter", "Reward hacking", "While reward rises.", "eval/length", 0.5, _HELD, _FIRST, breaks_below=True),
+    Sign("repeats", "Reward hacking", "Rise of repetition, while reward rises.", "eval/repetition", 0.15, _HELD),
+    Sign("narrows", "Reward hacking", "While reward rises.", "eval/entropy", 0.5, _HELD, _FIRST, breaks_below=True),
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ENDING})
 """Rules that end a trial, by name. If several break in one step, the first names the reason."""
 
-SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEALTH, *_COURSE)})
+SIGNS: Mapping[str, Sign] = MappingProxyType({sign.name: sign for sign in (*_HEALTH, *_COURSE)})
 """Signs of what is wrong with a trial, by name."""
 
-HEALTH = tuple(rule.name for rule in _HEALTH)
+HEALTH = tuple(sign.name for sign in _HEALTH)
 """Names of the signs of PPO health."""
 
 

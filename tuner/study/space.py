@@ -26,6 +26,7 @@ Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True if all values that are set are numbers, not words or booleans."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -85,8 +86,15 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
 
 def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
     """Return `params` in the sampler's units, for Optuna's analyses; values outside their ranges are left out."""
-    values = {name: _encode(params.get(name), span) for name, span in search.items()}
-    kept: dict[str, HyperValue] = {name: value for name, value in values.items() if value is not None}
+    kept: dict[str, HyperValue] = {}
+    for name, span in search.items():
+        value = params.get(name)
+        if isinstance(span, Choices) and value in span.values:
+            kept[name] = value
+        elif isinstance(span, Range) and isinstance(value, int | float) and span.low <= value <= span.high:
+            point = _clipped(name, value, span)
+            if _decoded(point, span) == value or span.scale != "log2":
+                kept[name] = point
     return kept, {name: _sampler_distribution(name, search[name]) for name in kept}
 
 
@@ -105,18 +113,6 @@ def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
                 span = Range(min(span.low, value), max(span.high, value), span.scale)
                 kept[name], distributions[name] = value, _numeric(name, span.low, span.high, span.is_log)
     return kept, distributions
-
-
-def _encode(value: HyperValue, span: Dimension) -> HyperValue:
-    """Convert a value to the sampler's units, or None if it cannot come from this dimension."""
-    if isinstance(span, Choices):
-        return value if value in span.values else None
-    if not isinstance(value, int | float) or not span.low <= value <= span.high:
-        return None
-    if span.scale != "log2":
-        return 1 - value if span.scale == "log_from_1" else value
-    exponent = math.log2(value)
-    return int(exponent) if exponent.is_integer() else None
 
 
 def inside(name: str, value: float, span: Range) -> float | int:

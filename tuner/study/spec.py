@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
@@ -15,8 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.data.task import Task
 from ppo_core.errors import ConfigError, first_line
-from ppo_core.loading import digest
-from ppo_core.loading.task_file import KL_LIMIT, budget_note
+from ppo_core.loading.task_file import budget_note
 from ppo_core.output import pluralize, short
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
@@ -29,27 +28,10 @@ from tuner.study.worker_settings import WorkerSettings
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
-THREADS = Bounds(1, 1024)
-"""CPU threads allowed a trial: at most the cores of the largest machines."""
+THREADS = Bounds(1, 1024)  # CPU threads allowed a trial: at most the cores of the largest machines
 
-SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
-"""Hyperparameters that do not depend on model size, whose defaults are TRL's."""
-
-_PLAIN_KEYS = (
-    *("name", "task", "trainer", "trials", "budget", "stop_early", "seed", "device", "gpus_per_trial", "pruner"),
-)
+_PLAIN = ("name", "task", "trainer", "trials", "budget", "stop_early", "seed", "device", "gpus_per_trial", "pruner")
 """Keys of a study file that are fields of `StudySpec` as they are."""
-
-ValueSource = Literal["TRL", "task", "study"]  # source of a value: TRL's default, the task's reference, or the study
-
-
-class SpecChanges(NamedTuple):
-    """Differences between a study file and the stored study that it resumes, one line each."""
-
-    allowed: Sequence[str] = ()
-    """Changes that take effect."""
-    refused: Sequence[str] = ()
-    """Changes that would mix two experiments."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +122,12 @@ class StudySpec:
         if room < len(self.starts):
             notes.append(f"trials = {self.trials} leaves room for {room} of {pluralize(len(self.starts), 'start')}")
         reference = {"": self.reference_params()} | ({"baseline": self.baseline_params()} if self.baseline else {})
-        for name, params in (self._listed_params or reference).items():
+        for name, params in (self.listed_params or reference).items():
             notes += [f"{name}: {line}" if name else line for line in cautions(self.config(params))]
         return tuple(notes)
 
     @property
-    def _listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
+    def listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
         return {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
 
     @classmethod
@@ -162,9 +144,8 @@ class StudySpec:
             tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
             once = to_copy(["train", "--task", str(path)])
             raise ConfigError(f"{path} is a task, not a study; {tune}train once: {once}")
-        checks.require_known(
-            content, study_file.TOP_LEVEL, f"{path}: ", study_file.BELOW
-        )  # a file declares nothing for its task
+        # A file declares nothing for its task.
+        checks.require_known(content, study_file.TOP_LEVEL, f"{path}: ", study_file.BELOW)
         return cls.from_dict(content, str(path))
 
     @classmethod
@@ -186,10 +167,8 @@ class StudySpec:
             task = study_file.stored_task(checks.text(content["task"], f"{where}: task"), stored, where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         table = checks.table(content.get("search", {}), f"{where}: search")
-        if table.get("kl_coef") == "advised" and "kl_coef" not in {
-            **task.advised,
-            **task.reference,
-        }:  # in its own units
+        has_own_beta = "kl_coef" in {**task.advised, **task.reference}  # in its own units
+        if table.get("kl_coef") == "advised" and not has_own_beta:
             fixed.setdefault("normalize_kl_coef", True)
         listed = trial_tables.read_listed(content, fixed, where)
         kl_budget, first_budget, kl_limit = study_file.read_kl(
@@ -259,7 +238,7 @@ class StudySpec:
             name: list(span.values) if isinstance(span, Choices) else asdict(span) for name, span in asked.items()
         }
         values: dict[str, Any] = {
-            **{key: getattr(self, key) for key in _PLAIN_KEYS},
+            **{key: getattr(self, key) for key in _PLAIN},
             study_file.DECLARED: study_file.declared_values(self.declared),
             "fixed": dict(self.fixed),
             **({} if self.listed else {"search": search, "sampler": asdict(self.sampler)}),
@@ -321,14 +300,17 @@ class StudySpec:
         if "lr_controller" in pace:
             values.pop("kl_coef", None)
         elif "normalize_kl_coef" in pace:
-            values["kl_coef"] = self._relative_beta
+            values["kl_coef"] = study_file.usual_beta(self.first_budget)
         values |= {name: self._reference_value(name) for name in self.search}
         if "lr_controller" not in pace:
             values.pop("kl_step", None)
         values |= self.fixed
         values |= params
         if "batch_size" in self.search or "mini_batch_size" in self.search:
-            values["mini_batch_size"] = _within_batch(values)
+            mini, batch = values.get("mini_batch_size"), values.get("batch_size")
+            if batch is None and values.get("gradient_accumulation_steps") is None:
+                batch = DEFAULT_BATCH_SIZE
+            values["mini_batch_size"] = min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
@@ -364,50 +346,6 @@ class StudySpec:
                 reference["kl_target"] = {**self._pace({}), **reference, **self.fixed}["kl_target"] if moves else None
         return {**reference, **given}
 
-    def extreme_configs(self) -> dict[str, PPOConfig]:
-        """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
-        starts = {start.name: self.params_with(start.params) for start in self.starts}
-        corners = {} if self.listed else {"largest values": self._corner("high")}
-        for name, span in self.search.items():
-            if isinstance(span, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
-                corners |= {
-                    f"largest values, {_values_text({name: value})}": self._corner("high") | {name: value}
-                    for value in span.values[1:]
-                }
-        reference = {} if self.listed else {"trial 0": self.reference_params()}
-        reference |= {"the baseline": self.baseline_params()} if self.baseline else {}
-        trials = {**reference, **corners, **self._listed_params, **starts}
-        return {name: self.config(params) for name, params in trials.items()}
-
-    def configs_of_one_process(self) -> dict[str, PPOConfig]:
-        """Return one process's share of each of `extreme_configs`, which bounds its device's needs."""
-        return {name: config.share_of(self.gpus_per_trial) for name, config in self.extreme_configs().items()}
-
-    @property
-    def shards_weights(self) -> bool:
-        """True if processes of some trial shard its weights."""
-        return any(config.shards_weights(self.gpus_per_trial) for config in self.extreme_configs().values())
-
-    def origins(self) -> dict[str, ValueSource]:
-        """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
-        reference = self.declared.reference
-        origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
-        for name in self.search:
-            is_ours = self._reference_value(name) != HYPERPARAMETERS[name].default  # a share of its budget or length
-            origins[name] = "task" if name in reference else "study" if is_ours else "TRL"
-        return origins
-
-    def continuing(self, old: "StudySpec") -> "StudySpec":
-        """Return this study, just read, with its trials made for the KL budget that those of `old`, as stored, are.
-
-        Raises:
-            ConfigError: the new budget is over the KL limit.
-        """
-        kl = {"first_budget": old.first_budget}
-        if all(spec.kl_limit == KL_LIMIT * spec.first_budget for spec in (old, self)):
-            kl["limit"] = old.kl_limit
-        return self if old.first_budget == self.first_budget else self.with_keys({"kl": kl}, f'study "{self.name}"')
-
     @property
     def budget_changed(self) -> str:
         """A sentence on a KL budget other than the first; empty: it is the same."""
@@ -417,39 +355,6 @@ class StudySpec:
             f"Trials are still made for the study's first KL budget, {short(self.first_budget)}: to aim at "
             f"{short(self.kl_budget)}, start another study."
         )
-
-    def changes_to(self, old: "StudySpec") -> SpecChanges:
-        before, after = old._must_stay(), self._must_stay()
-        allowed = _changes(old._may_change(), self._may_change())
-        of_task = digest.changes(digest.declared(old.declared), digest.declared(self.declared))
-        refused = [*_changes(before, after), *of_task, *trial_tables.changes(old.listed, self.listed)]
-        return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
-
-    def _may_change(self) -> dict[str, object]:
-        return {
-            **{
-                f"search.{name}": self.search[name].text if name in self.search else "not searched"
-                for name in HYPERPARAMETERS
-            },
-            **{key: getattr(self, key) for key in ("trials", "budget", "device", "threads", "gpus_per_trial")},
-            "spends its whole budget (--whole-budget, stop_early = false)": "no" if self.stop_early else "yes",
-            "kl.budget": self.kl_budget,
-            **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
-            "sampler": f"{self.sampler.name} after {pluralize(self.sampler.startup_trials, 'trial')}",
-        }
-
-    def _must_stay(self) -> dict[str, object]:
-        return {
-            **{key: getattr(self, key) for key in ("task", "trainer", "pruner", "seed")},
-            **{
-                f"{table}.{name}": values.get(name, "unset")
-                for table, values in (("fixed", self.fixed), ("baseline", self.baseline))
-                for name in HYPERPARAMETERS
-            },
-            "pace": "kept by each trial" if self.keeps_kl_step else "as set by learning_rate and β",
-            "kl.limit": self.kl_limit,
-            **{f"guard.{key}": value for key, value in self.guard.to_dict().items()},
-        }
 
     @property
     def keeps_kl_step(self) -> bool:
@@ -466,18 +371,13 @@ class StudySpec:
             pace.pop("normalize_kl_coef", None)
         return pace
 
-    @property
-    def _relative_beta(self) -> float:
-        """The usual β for the first KL budget, in spreads of the scores per nat."""
-        return study_file.BETA * study_file.beta_of_best(1.0, self.first_budget)
-
     def _reference_value(self, name: str) -> HyperValue:
         task = self.declared
         value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
             return KL_TARGET * self.first_budget
         if name == "kl_coef" and self.fixed.get("normalize_kl_coef"):
-            return self._relative_beta
+            return study_file.usual_beta(self.first_budget)
         if name == "kl_step" and value is None:
             return study_file.reference_kl_step(task, self.fixed)
         if name == "lam" and value is None:
@@ -487,42 +387,36 @@ class StudySpec:
 
     def _check(self, where: str) -> None:
         if self.listed:
-            self._check_each(self._listed_params, where)
+            self._check_each(self.listed_params, where)
             return
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
-        self._check_extent(f"{where}: ")
+        if self.trials is None and self.budget is None:
+            raise ConfigError(f"{where}: budget or trials is missing: how much the study may spend, or start")
+        if isinstance(self.budget, float) and self.budget < 1:
+            raise ConfigError(
+                f"{where}: budget = {self.budget:g} is not allowed; expected at least 1, one trial of full length"
+            )
         for name in self.fixed:
             if name in self.search or name in self.idle:
                 raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
-        low, high = self._corner("low"), self._corner("high")
+        low, high = self.corner("low"), self.corner("high")
         trials = {
             "trial 0 (the reference)": self.reference_params(),
             "all searched values at their low end": low,
             "all searched values at their high end": high,
         }
         for values in study_file.choice_pairs(self.search):
-            trials[_values_text(values)] = {**low, **values}
-            trials[f"{_values_text(values)}, all others at their high end"] = {**high, **values}
+            trials[values_text(values)] = {**low, **values}
+            trials[f"{values_text(values)}, all others at their high end"] = {**high, **values}
         self._check_each(trials, where)
         if self.baseline:
-            self._check_baseline(where)
-
-    def _check_baseline(self, where: str) -> None:
-        self._check_each({"baseline": self.baseline_params()}, where)
-        config = self.config(self.baseline_params())
-        require_stated_mini_batch(self.baseline, config, f"{where}: baseline.")
-        if config == self.config(self.reference_params()):
-            raise ConfigError(f"{where}: baseline: it is the same as trial 0, the reference; state what differs")
-
-    def _check_extent(self, where: str) -> None:
-        if self.trials is None and self.budget is None:
-            raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
-        if isinstance(self.budget, float) and self.budget < 1:
-            raise ConfigError(
-                f"{where}budget = {self.budget:g} is not allowed; expected at least 1, one trial of full length"
-            )
+            self._check_each({"baseline": self.baseline_params()}, where)
+            config = self.config(self.baseline_params())
+            require_stated_mini_batch(self.baseline, config, f"{where}: baseline.")
+            if config == self.config(self.reference_params()):
+                raise ConfigError(f"{where}: baseline: it is the same as trial 0, the reference; state what differs")
 
     def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
@@ -539,7 +433,7 @@ class StudySpec:
             except ConfigError as error:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 
-    def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
+    def corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
         return {name: study_file.extreme(span, which) for name, span in self.search.items()}
 
 
@@ -552,17 +446,5 @@ def require_stated_mini_batch(given: Mapping[str, HyperValue], config: PPOConfig
         )
 
 
-def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
-    mini, batch = values.get("mini_batch_size"), values.get("batch_size")
-    if batch is None and values.get("gradient_accumulation_steps") is None:
-        batch = DEFAULT_BATCH_SIZE
-    return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
-
-
-def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    said = {key: tuple("unset" if one is None else one for one in (value, old[key])) for key, value in new.items()}
-    return [f"{name}: {now}, was {before}" for name, (now, before) in said.items() if now != before]
-
-
-def _values_text(values: Mapping[str, HyperValue]) -> str:
+def values_text(values: Mapping[str, HyperValue]) -> str:
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

@@ -119,11 +119,8 @@ class OrderKind:
 ORDER_KINDS: Mapping[str, OrderKind] = {
     kind.name: kind
     for kind in (
-        OrderKind(
-            "stop",
-            "allowed",
-            "end a trial after its step and keep what it reached; without a trial: end this run of the study cleanly",
-        ),
+        OrderKind("stop", "allowed",
+            "end a trial after its step and keep what it reached; without a trial: end this run of the study cleanly"),
         OrderKind("pause", "allowed", "save a trial and pause it; without a trial: the whole study"),
         OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
         OrderKind("retry", "allowed", "run a failed trial again; without a trial: all failed ones"),
@@ -131,7 +128,7 @@ ORDER_KINDS: Mapping[str, OrderKind] = {
         OrderKind("fork", "needed", "start a new trial from a trial's checkpoint, with changed values"),
         OrderKind("set", "none", "change the study's trials, budget, workers or KL budget"),
     )
-}
+}  # fmt: skip
 
 CHANGEABLE_SETTINGS: Mapping[str, str] = {
     "trials": "the study's total number of trials",

@@ -247,6 +247,11 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
+def usual_beta(kl_budget: float) -> float:
+    """Return the usual β for a KL budget, in spreads of the scores per nat."""
+    return BETA * beta_of_best(1.0, kl_budget)
+
+
 def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budget: float) -> dict[str, declare.Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
@@ -256,7 +261,7 @@ def advised_ranges(task: Task, fixed: Mapping[str, declare.HyperValue], kl_budge
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
-    beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
+    beta = float(task.reference.get("kl_coef") or usual_beta(kl_budget))
     own = {
         "kl_coef": declare.Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
         "kl_target": declare.Range(low * kl_budget, high * kl_budget),
@@ -269,10 +274,8 @@ def read_search(
     values: Mapping[str, Any], advised: Mapping[str, declare.Range], where: str
 ) -> dict[str, declare.Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
-    search = {
-        name: _read_dimension(require_name(name, where), value, advised, f"{where}.{name}")
-        for name, value in values.items()
-    }
+    read = {name: (require_name(name, where), value) for name, value in values.items()}
+    search = {name: _read_dimension(*pair, advised, f"{where}.{name}") for name, pair in read.items()}
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
@@ -340,19 +343,16 @@ def read_task(value: object, where: str) -> Task:
     try:
         if isinstance(value, Mapping):
             task = read_table(value, file, f"{where}: task.")
-            return task if _states(file, task) else replace(task, name=stated_name(value, file.parent))
+            with suppress(TaskError):
+                if file.suffix == ".toml" and replace(read_task_file(str(file)), name=task.name) == task:
+                    return task
+            return replace(task, name=stated_name(value, file.parent))
         name = checks.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_path = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / user_path(name)) if is_path else name)
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
-
-
-def _states(file: Path, task: Task) -> bool:
-    with suppress(TaskError):
-        return file.suffix == ".toml" and replace(read_task_file(str(file)), name=task.name) == task
-    return False
 
 
 def read_sampler(value: object, where: str) -> SamplerSpec:

@@ -172,18 +172,6 @@ def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> lis
     ]
 
 
-def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
-    """Return the differences of `new` from `old` in the trials that `old` lists, one line each."""
-    if bool(old) != bool(new):
-        return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
-    lines = []
-    for number, trial in enumerate(old):
-        now = new[number].to_dict() if number < len(new) else "not listed"
-        if now != trial.to_dict():
-            lines.append(f"trial {number}: {now}, was {trial.to_dict()}")
-    return lines
-
-
 def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
     """Read one table of values with an optional label; ConfigError if a value is not allowed, or already fixed."""
     table = dict(checks.table(values, where))

@@ -35,12 +35,8 @@ class WorkerSettings:
         """
         values = checks.table(value, where)
         checks.require_known(values, WORKER_SETTINGS, f"{where}.")
-        return cls(
-            **{
-                name: checks.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
-                for name, given in values.items()
-            }
-        )
+        valid = {name: setting["valid"] for name, setting in WORKER_SETTINGS.items()}
+        return cls(**{name: checks.number(given, valid[name], f"{where}.{name}") for name, given in values.items()})
 
     def to_dict(self) -> dict[str, float]:
         """Return the [workers] table that `from_dict` reads."""

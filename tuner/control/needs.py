@@ -1,15 +1,43 @@
-"""Estimate the disk of a run's or a study's checkpoints, and the time of a search. No torch."""
+"""What a study or a run needs: its largest trials, the disk of its checkpoints, the time of a search. No torch."""
 
 import math
 from dataclasses import dataclass
 
 from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from ppo_core.cli.training import seconds_left
+from ppo_core.config.declare import Choices
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.output import duration, pluralize
 from tuner.engine.run_trial import OWN_FRONT
 from tuner.judge.scoring import FULL_TRIAL
 from tuner.judge.scoring import MOST_ON_FRONT as FRONT
-from tuner.study.spec import StudySpec
+from tuner.study.spec import StudySpec, values_text
+
+
+def extreme_configs(spec: StudySpec) -> dict[str, PPOConfig]:
+    """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
+    starts = {start.name: spec.params_with(start.params) for start in spec.starts}
+    corners = {} if spec.listed else {"largest values": spec.corner("high")}
+    for name, span in spec.search.items():
+        if isinstance(span, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+            corners |= {
+                f"largest values, {values_text({name: value})}": spec.corner("high") | {name: value}
+                for value in span.values[1:]
+            }
+    reference = {} if spec.listed else {"trial 0": spec.reference_params()}
+    reference |= {"the baseline": spec.baseline_params()} if spec.baseline else {}
+    trials = {**reference, **corners, **spec.listed_params, **starts}
+    return {name: spec.config(params) for name, params in trials.items()}
+
+
+def configs_of_one_process(spec: StudySpec) -> dict[str, PPOConfig]:
+    """Return one process's share of each of `extreme_configs`, which bounds its device's needs."""
+    return {name: config.share_of(spec.gpus_per_trial) for name, config in extreme_configs(spec).items()}
+
+
+def shards_weights(spec: StudySpec) -> bool:
+    """Return True if processes of some trial shard its weights."""
+    return any(config.shards_weights(spec.gpus_per_trial) for config in extreme_configs(spec).values())
 
 
 @dataclass(frozen=True)
