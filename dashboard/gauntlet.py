@@ -302,7 +302,7 @@ def _line(row: Row, y: float, start: float, end: float, xref: str) -> dict[str, 
 def _gate_column(plot: go.Figure, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Draw in the first column which gate stopped each row, with its reading; return the lines up to there."""
     last = GATES.index(Gate.FRESH)
-    points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if 0 < len(row.readings) <= last]
+    points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if len(row.readings) <= last]
     kinds = {
         "close": (RING, [point for point in points if point.reading.is_close]),
         "stopped": (CROSS, [point for point in points if point.is_stop]),

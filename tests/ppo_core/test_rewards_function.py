@@ -191,7 +191,7 @@ def test_a_sample_that_hangs_is_named_and_tried_again_as_in_an_outage(write: Wri
     before = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(RewardOutage) as caught:
         score(replace(part, timeout=1.0))
-    assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}'
+    assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}{ONE_BY_ONE}'
     assert signal.getsignal(signal.SIGVTALRM) is before
 
 
@@ -204,7 +204,7 @@ def test_a_system_without_such_timers_limits_by_the_alarm(
     before, others = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
     with pytest.raises(RewardOutage) as caught:
         score(replace(part, timeout=1.0))
-    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}")
+    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}{ONE_BY_ONE}")
     assert signal.getsignal(signal.SIGALRM) is before
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others > 0), "an alarm that was set before goes on"
 
@@ -311,6 +311,7 @@ def test_a_list_a_response_rewards_its_tokens(write: Write, answer: str) -> None
 
 FIRST = "sample 0 (prompt '12+7=', response '19')"
 SECOND = "sample 1 (prompt '2+2=', response '5')"
+ONE_BY_ONE = ", where trying one by one took as long again"
 
 
 @pytest.mark.parametrize(
@@ -351,6 +352,19 @@ def test_what_it_raises_is_chained_and_names_the_sample_that_is_to_blame(write: 
     )
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
+
+
+def test_a_sample_at_which_the_search_for_a_culprit_takes_too_long_is_not_said_to_have_raised(write: Write) -> None:
+    part = write(
+        "import threading\ndef score(responses):\n"
+        "    assert len(responses) == 1\n"
+        "    if responses == ['5']:\n"
+        "        threading.Event().wait()\n"
+        "    return [1]"
+    )
+    with pytest.raises(RewardError) as caught:
+        score(replace(part, timeout=1.0))
+    assert str(caught.value).endswith(f"on {SECOND}{ONE_BY_ONE}") and not isinstance(caught.value, RewardOutage)
 
 
 def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
