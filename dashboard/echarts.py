@@ -21,8 +21,6 @@ Span = tuple[float, float]
 """The ends of an axis."""
 Place = tuple[float, float]
 """A position: across and up."""
-TOP, PANEL, GAP = 30, 92, 30
-"""Heights in pixels: above the first panel, of a panel, and between two."""
 FILL = "rgba(128, 128, 128, 0.10)"
 TAG = "#6b6b6b"
 """Background of labels that belong to no trial; white text on it has a contrast of 5.3 : 1."""
@@ -57,7 +55,7 @@ def one_panel(
         numbers: The format of the tooltip's numbers.
     """
     of_series = {"tooltip": {"valueFormatter": numbers}}  # the panels of `stacked` have one each
-    return _still(data_series) | {
+    return still(data_series) | {
         "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc"},
         "xAxis": across | {"nameGap": 28},
@@ -103,41 +101,6 @@ def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Op
     return merged
 
 
-def panels(across: Option, titles: Sequence[str], data_series: Sequence[DataSeries]) -> Option:
-    """Return a chart of low panels over each other, each with a title and a line, all over the same part of an axis."""
-    count = len(data_series)
-    lasts = [place == count - 1 for place in range(count)]
-    return _still(data_series) | {
-        "axisPointer": {"link": [{"xAxisIndex": "all"}]},
-        "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
-        "grid": [
-            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(count)
-        ],
-        "xAxis": [
-            across
-            | {"gridIndex": place, "nameGap": 26, "axisLabel": {"show": is_last}}
-            | ({} if is_last else {"name": None})
-            for place, is_last in enumerate(lasts)
-        ],
-        "yAxis": [
-            {
-                "type": "value", "gridIndex": place, "scale": True, "name": title, "splitNumber": 2,
-                "nameTextStyle": {"align": "left", "padding": [0, 0, 0, -50]},
-            }
-            for place, title in enumerate(titles)
-        ],
-        "series": [
-            series | {"datasetIndex": place, "xAxisIndex": place, "yAxisIndex": place}
-            for place, (_, series) in enumerate(data_series)
-        ],
-    }  # fmt: skip
-
-
-def height(option: Option) -> int:
-    """Return the height that a chart of `panels` needs, in pixels."""
-    return TOP + len(option["grid"]) * (PANEL + GAP) + GAP
-
-
 def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = True) -> Option:
     """Return a horizontal axis; `pointer` is its line in the tooltip, `is_whole`: its ticks are whole numbers."""
     precision = 0 if is_whole else decimals([span[1] - span[0]])
@@ -149,7 +112,7 @@ def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = T
     }  # fmt: skip
 
 
-def _still(data_series: Sequence[DataSeries]) -> Option:
+def still(data_series: Sequence[DataSeries]) -> Option:
     """Return the base of every live chart: its data as 4-byte floats, to keep refreshes small, and no animation.
 
     Streamlit's tool bar saves picture and data.

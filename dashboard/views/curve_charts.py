@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, echarts, style
-from dashboard.charts import KL_METRICS, Drawing
-from dashboard.curve_points import WHOLE, representatives, zoomed
+from dashboard.charts import KL_METRICS
+from dashboard.curve_points import WHOLE, Drawing, needed, representatives, spread, zoomed
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
@@ -58,7 +58,7 @@ class ChartData:
         if with_others:
             others = representatives([row.number for row in snapshot.view.trials], bright)
         numbers = [*bright, *others]
-        columns = charts.needed((*DEFAULT_METRICS, *metrics), drawing.axis)
+        columns = needed((*DEFAULT_METRICS, *metrics), drawing.axis)
         frame = data.curves(store, snapshot, columns, numbers=numbers)
         looks = common.looks(snapshot, bright)
         return cls(snapshot, frame, data.stamp(store, snapshot, numbers), bright, looks, others, drawing)
@@ -186,7 +186,7 @@ def _help(curves: ChartData, metric: str) -> str:
             "Points are evaluations: hollow ones do not fit into the KL budget with their standard error, and ★ is the "
             "one that the trial's value is of."
         )
-    names = charts.spread(metric)
+    names = spread(metric)
     if names:
         what = "the standard error over the eval prompts" if len(names) == 1 else "the rollouts from minimum to maximum"
         texts.append(f"Shaded, for up to {charts.MOST_SPREADS} trials: {what}.")

@@ -7,7 +7,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import safe_text, style
-from dashboard.charts import Drawing
+from dashboard.curve_points import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import (
     changes,
