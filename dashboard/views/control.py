@@ -152,7 +152,7 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
 def _until_run(name: str, lease_token: int) -> None:
     """Rerun the page once a controller has held the study, even if it has ended since."""
     with common.problems_shown():
-        if common.open_store().study(name).lease_token != lease_token:
+        if data.open_store(data.storage()).study(name).lease_token != lease_token:
             st.rerun()
 
 
