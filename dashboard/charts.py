@@ -295,8 +295,8 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
     lines = {}
     for number in greys:
         kept = thinned(chart.points_of_trial(number), most)
-        line = echarts.line(kept, f"Trial {number}", FAINT, width=1.2, with_points=len(kept) == 1)
-        lines[number] = echarts.behind(line)
+        one = len(kept) == 1
+        lines[number] = echarts.line(kept, f"Trial {number}", FAINT, width=1.2, with_points=one, more=echarts.BEHIND)
     for number, look in looks.items():
         kept = thinned(chart.points_of_trial(number), most)
         if kept.empty:
@@ -306,11 +306,10 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
             if len(inherited) > 1:
                 name = f"Trial {number}, inherited"
                 behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
-        line = echarts.line(
+        lines[number] = echarts.line(
             kept, f"Trial {chart.label_of(number)}, line", look.colour, dash=look.dash,
-            with_points=with_points or len(kept) == 1,
+            with_points=with_points or len(kept) == 1, more=echarts.NO_TOOLTIP,
         )  # fmt: skip
-        lines[number] = echarts.without_tooltip(line)
         if number not in marked:  # otherwise its symbol is labelled
             lines[number] = echarts.named_at_end(lines[number], chart.label_of(number), chart.span[1])
     return behind, lines
@@ -331,7 +330,7 @@ def _nearest(chart: _Chart) -> list[DataSeries]:
             continue
         at = np.abs(known["x"].to_numpy(float)[:, None] - places).argmin(axis=0)
         points = pd.DataFrame({"x": places, "y": known["measured"].to_numpy(float)[at]})
-        lines.append(echarts.unseen(echarts.line(points, f"Trial {chart.label_of(number)}", look.colour)))
+        lines.append(echarts.line(points, f"Trial {chart.label_of(number)}", look.colour, more=echarts.UNSEEN))
     return lines
 
 
@@ -345,8 +344,8 @@ def _measured(chart: _Chart) -> list[DataSeries]:
         return []
     points, most = points_of(chart.frame, chart.metric, chart.drawing.axis), _points_per_line(2 * len(chart.looks))
     return [
-        echarts.behind(
-            echarts.line(thinned(line, most), f"Trial {number}, measured", look.colour, width=1, opacity=0.3)
+        echarts.line(
+            thinned(line, most), f"Trial {number}, measured", look.colour, width=1, opacity=0.3, more=echarts.BEHIND
         )
         for number, look in chart.looks.items()
         if len(line := points[points["trial"] == number])

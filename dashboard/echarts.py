@@ -32,7 +32,11 @@ NEAR_EDGE = 0.98
 
 _STAR = "path://M10,1 L12.7,7 L19,7.6 L14.2,11.9 L15.6,18.2 L10,14.9 L4.4,18.2 L5.8,11.9 L1,7.6 L7.3,7 Z"
 _LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
-_UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
+NO_TOOLTIP: Option = {"tooltip": {"show": False}}
+_UNTOUCHED: Option = {"silent": True} | NO_TOOLTIP
+BEHIND: Option = _UNTOUCHED | {"z": 2}
+UNSEEN: Option = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
+"""Of lines that the tooltip leaves out, that are behind the others, too, and that only the tooltip shows."""
 
 
 def one_panel(
@@ -129,8 +133,9 @@ def line(
     opacity: float = 1,
     dash: style.Dash = style.SOLID,
     with_points: bool = False,
+    more: Option | None = None,
 ) -> DataSeries:
-    """Return a line through `x`, `y`; the tooltip shows its name."""
+    """Return a line through `x`, `y`, whose name is in the tooltip; `more` is what is special about it."""
     return points[["x", "y"]].rename(columns={"y": name}), {
         "type": "line",
         "name": name,
@@ -142,23 +147,7 @@ def line(
         "showSymbol": with_points,
         "z": 3,
         "emphasis": {"focus": "series"},
-    }
-
-
-def behind(data_series: DataSeries) -> DataSeries:
-    """Return a line behind the others, without a tooltip."""
-    return data_series[0], data_series[1] | _UNTOUCHED | {"z": 2}
-
-
-def without_tooltip(data_series: DataSeries) -> DataSeries:
-    """Return a line that the tooltip leaves out."""
-    return data_series[0], data_series[1] | {"tooltip": {"show": False}}
-
-
-def unseen(data_series: DataSeries) -> DataSeries:
-    """Return a line that only the tooltip shows."""
-    hidden = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
-    return data_series[0], data_series[1] | hidden
+    } | (more or {})
 
 
 def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries:
@@ -245,7 +234,11 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 def early_end(
     number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool, lower: int = 0
 ) -> Option:
-    """Return the mark where a trial ended early; `words` are its name and the rule that ended it, `lower` by pixels."""
+    """Return the mark where a trial ended early. Its label, `lower` by so many pixels, is the trial's name on its
+    colour, then the rule on grey.
+    """
+    called, rule = words
+    text = f"{{number|{called}}}" + (f"{{more|{rule.strip()}}}" if rule else "")
     return {
         "name": f"Trial {number}",
         "value": list(place),
@@ -254,7 +247,9 @@ def early_end(
             "show": is_bright,
             "position": "left" if on_left else "right",
             "offset": [0, lower],
-            **_words(*words, colour),
+            "opacity": 1,
+            "formatter": text,
+            "rich": {"number": _tag(colour), "more": _tag(TAG)},
         },
     }
 
@@ -280,19 +275,9 @@ def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) ->
         "counted": {"color": colour, "borderColor": "#ffffff", "borderWidth": 1},
     }
     symbol = {"symbol": _STAR, "symbolSize": 15, "z": 6} if kind == "counted" else {"symbolSize": 6, "z": 4}
-    return _scatter(f"Trial {number}, {kind}", places) | {"itemStyle": looks[kind]} | symbol
-
-
-def _scatter(name: str, places: Sequence[Place]) -> Option:
-    """Return points without a tooltip as one series."""
-    points = [list(place) for place in places]
-    return _UNTOUCHED | {"type": "scatter", "name": name, "symbol": "circle", "data": points}
-
-
-def _words(called: str, more: str, colour: str) -> Option:
-    """Return the label beside a symbol: the trial's name on its colour, then more on grey."""
-    text = f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else "")
-    return {"opacity": 1, "formatter": text, "rich": {"number": _tag(colour), "more": _tag(TAG)}}
+    name, points = f"Trial {number}, {kind}", [list(place) for place in places]
+    series = {"type": "scatter", "name": name, "symbol": "circle", "data": points, "itemStyle": looks[kind]}
+    return _UNTOUCHED | series | symbol
 
 
 def _tag(colour: str) -> Option:

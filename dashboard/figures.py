@@ -149,11 +149,11 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
         figure.layout.annotations[-1].x = np.log10(kl)
 
 
-def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
-    """Return an axis range with room for labels; None leaves it to Plotly."""
+def _with_margin(heights: list[float]) -> list[float]:
+    """Return an axis range with some room."""
     if not heights:
-        return None
-    margin = share * (max(heights) - min(heights)) or abs(heights[0]) / 2 or 1.0
+        return [0.0, 1.0]
+    margin = 0.06 * (max(heights) - min(heights)) or abs(heights[0]) / 2 or 1.0
     return [min(heights) - margin, max(heights) + margin]
 
 
@@ -210,7 +210,7 @@ def trajectories(
     rewards = list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna())
     means = [(one, one.reward, one.kl) for one in confirmed if one.reward and one.kl]
     ends = [end for _, reward, _ in means for end in (reward.low, reward.high) if end is not None]
-    heights = _with_margin([*rewards, *ends], 0.06) or [0.0, 1.0]
+    heights = _with_margin([*rewards, *ends])
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
