@@ -98,12 +98,12 @@ def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
     return curves[{"step": "step", "episodes": "episode", "KL": KL}[axis]]
 
 
-def representatives(numbers: Sequence[int], chosen: Collection[int], most: int = BAND_TRIALS) -> list[int]:
-    """Return at most `most` trials that are not chosen, spread evenly over the numbers.
+def representatives(numbers: Sequence[int], chosen: Collection[int]) -> list[int]:
+    """Return at most `BAND_TRIALS` trials that are not chosen, spread evenly over the numbers.
 
     They do not change with the choice, so their steps are already cached.
     """
-    count = min(most, len(numbers))
+    count = min(BAND_TRIALS, len(numbers))
     spread = [numbers[place * len(numbers) // count] for place in range(count)]
     return [number for number in spread if number not in chosen]
 

@@ -132,12 +132,7 @@ def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
     return figure.update_layout(dragmode="select")
 
 
-def parallel(
-    trials: pd.DataFrame,
-    names: Sequence[str],
-    spec: StudySpec,
-    marked: Collection[int] = (),
-) -> go.Figure:
+def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, marked: Collection[int] = ()) -> go.Figure:
     """Plot hyperparameters, KL and reward as parallel coordinates, coloured by reward.
 
     If trials are `marked`, all others are dim. A hyperparameter that was not searched in a trial is at "not set", below
@@ -173,10 +168,7 @@ def parallel(
             labelangle=-20,
         )
     )
-    return figure.update_layout(
-        height=430,
-        margin={"l": 60, "r": 20, "t": 90, "b": 20},
-    )
+    return figure.update_layout(height=430, margin={"l": 60, "r": 20, "t": 90, "b": 20})
 
 
 def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:

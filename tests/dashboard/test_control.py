@@ -152,7 +152,9 @@ def until_run() -> None:
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     if st.session_state["drawn"] == 1:
-        control._until_run("reviews", data.open_store(data.storage()).study("reviews").lease_token - st.session_state["runs"])
+        control._until_run(
+            "reviews", data.open_store(data.storage()).study("reviews").lease_token - st.session_state["runs"]
+        )
 
 
 @pytest.mark.parametrize(("runs", "times"), [(0, 1), (1, 2)])
