@@ -366,7 +366,6 @@ def _add_means(
 
 
 def _bars(interval: Interval, colour: str) -> dict[str, Any]:
-    """Return an interval as Plotly's error bars."""
     high, low = (0.0 if end is None else abs(end - interval.mean) for end in (interval.high, interval.low))
     return {"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 5}
 

@@ -94,7 +94,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     rows = [
         (_called(action), str(action.help or ""))
         for action in actions
-        if action.dest not in HYPERPARAMETERS or f"--{action.dest}" not in action.option_strings
+        if name == "confirm" or action.dest not in HYPERPARAMETERS or f"--{action.dest}" not in action.option_strings
     ]
     if rows:
         yield _table(("argument", "meaning"), rows)

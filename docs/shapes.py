@@ -38,7 +38,7 @@ PRINTED = {
 
 OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
     "summary": (None, "", {
-        "name, task, created_at, finished_at": "null: it has not finished",
+        "name, task, created_at, finished_at": "times in seconds since the epoch; `finished_at` null until then",
         "state": "`running`, `paused`, `finished` or `unfinished`",
         "trials": "how many trials it runs in all; of a study with a budget null or the most",
         "budget, spent": "in trials of full length, or in the unit of a budget in time; null: it has none",

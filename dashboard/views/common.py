@@ -255,11 +255,6 @@ def _about(view: StudyView, clock: str) -> str:
     )
 
 
-def trial_link(number: int, label: str) -> None:
-    """Draw a link to a trial on the page of runs."""
-    page_link("runs", label, view=ONE_TRIAL, n=f"{number}")
-
-
 def page_link(address: str, label: str, **query: str) -> None:
     """Draw a link to the page at this address; `label` is our own words."""
     page = st.Page(_page, url_path=address, default=address == ANSWER)

@@ -41,7 +41,6 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 
 def _draw(store: Store, snapshot: Snapshot, chosen: common.Numbers, metrics: tuple[str, ...], drawing: Drawing) -> None:
-    """Draw the curves."""
     curve_charts.whole_run_button()
     curves = ChartData.read(store, snapshot, chosen, metrics, drawing)
     if curves.frame.empty:

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard import data, health, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views.common import ago, heading, looks, table, trial_link
+from dashboard.views.common import ONE_TRIAL, ago, heading, looks, page_link, table
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, fixed, measured, pluralize
 from tuner.store import Store, TrialRow
@@ -49,7 +49,7 @@ def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
         st.badge(f"{glyph} {card.health}", color=colour, help=usual)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit, places))
-    trial_link(card.number, f"Open trial {card.number}")
+    page_link("runs", f"Open trial {card.number}", view=ONE_TRIAL, n=f"{card.number}")
 
 
 def _card_text(card: Card, limit: float, places: int) -> str:

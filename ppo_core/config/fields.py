@@ -42,8 +42,8 @@ class PPOFields:
         "moves the policy by kl_step in each iteration, found and followed by the run itself; needs kl_target.",
         heading="Optimization", source="this project (kl_step)")
     learning_rate: float = hyper(3e-6, "Policy learning rate",
-        "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned. With "
-        "lr_controller = kl_step only where the search of the rate begins: at a hundredth of it.",
+        "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned. "
+        "With lr_controller = kl_step it only sets where the search for the rate begins: at a hundredth of it.",
         source=f"{TRL}; search range from published recipes of 0.5B to 70B", valid=RATE,
         search=Range(1e-7, 1e-4, "log"))
     value_learning_rate: float = hyper(1e-5, "Value learning rate",
@@ -137,10 +137,10 @@ class PPOFields:
     log_ratio_clamp: float | None = hyper(20.0, "Log-ratio clamp",
         "The log of the probability ratio stays within ± this before it is exponentiated. Unset: no bound.",
         source="OpenRLHF and verl (20)", unit="nats per token", valid=POSITIVE)
-    normalize_values: bool = hyper(True, "Normalise values",
-        "The critic predicts returns less their running mean, over their running standard deviation, and its loss and "
-        "cliprange_value are in these units, so that the reward's own unit and offset decide nothing. false: in "
-        "reward, as TRL.", source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
+    normalize_values: bool = hyper(True, "Normalize values",
+        "The critic predicts normalized returns: minus their running mean, divided by their running standard "
+        "deviation. Its loss and cliprange_value are in these units, so the scale and offset of the reward do "
+        "not matter. false: in reward, as in TRL.", source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
     cliprange_value: float | None = hyper(0.2, "Value clip range",
         "No gain from moving a value prediction further than this from the old one, in standard deviations of the "
         "returns. Unset: no clip.", source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
@@ -177,7 +177,7 @@ class PPOFields:
     kl_coef: float = hyper(0.05, "KL coefficient β",
         "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0))
-    normalize_kl_coef: bool = hyper(False, "Normalise β",
+    normalize_kl_coef: bool = hyper(False, "Normalize β",
         "kl_coef is in standard deviations of the first batch's scores per nat, so that the reward's own unit decides "
         "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.", source="this project")
     kl_target: float | None = hyper(None, "KL target",
@@ -222,15 +222,15 @@ class PPOFields:
         source="OpenRLHF overlong_penalty_factor", valid=Bounds(0))
     penalty_unit: Literal["reward", "spread"] = hyper("reward", "Penalty unit",
         "What missing_eos_penalty and overlong_penalty are counted in, and entropy_coef where advantages are not "
-        "whitened. reward: as TRL. spread: the standard deviation of the first batch's scores, normalised and clipped "
+        "whitened. reward: as TRL. spread: the standard deviation of the first batch's scores, normalized and clipped "
         "where that is asked for, so that the reward's own unit decides nothing; 0 until scores differ.",
         source="this project (spread)")
-    normalize_rewards: Literal["none", "running", "reference"] = hyper("none", "Normalise scores",
+    normalize_rewards: Literal["none", "running", "reference"] = hyper("none", "Normalize scores",
         "Shift and scale the scores before PPO reads them, by mean and standard deviation of all scores so far "
         "(running) or of the first rollout batch (reference). Logged scores stay raw.",
         source="trlx scale_reward; OpenRLHF (reward model's mean and std)")
     cliprange_reward: float | None = hyper(None, "Score clip",
-        "The score of a response, normalised where that is asked for, stays within ± this. Unset: no bound.",
+        "The score of a response, normalized where that is asked for, stays within ± this. Unset: no bound.",
         source="trlx cliprange_reward and OpenRLHF (10)", unit="reward", valid=POSITIVE)
     whiten_rewards: bool = hyper(False, "Whiten rewards",
         "Scale the per-token rewards of a rollout batch to unit variance before GAE, their mean with them.",

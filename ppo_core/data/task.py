@@ -81,10 +81,10 @@ class RewardPart:
     weight: float = 1.0
     """Its weight in the sum."""
     timeout: float | None = None
-    """Seconds of a request to a URL, 30 unless given, or of a function's call with a batch, 300, which then has as many
-    again to find the sample that takes so long and, if none does, to score the batch once more. A function is
-    interrupted wherever it hangs, by a signal: on Linux beside any alarm of its own; on macOS by the alarm, so one that
-    sets its own has no other limit."""
+    """Seconds: 30 for a request to a URL, 300 for a function call. A function that exceeds it gets the same time again
+    to find the slow sample or, if there is none, to score the batch once more. A hanging function is interrupted by a
+    signal. On Linux this leaves the function's own alarms alone; on macOS it uses the alarm itself, so a function that
+    sets an alarm has no other limit."""
     retries: int = 2
     """Further attempts of a failed request to a URL, 2 unless given; then a study waits. All of them should take less
     than a step may (`[workers]`), so that an outage is found before a step counts as hung."""
