@@ -31,8 +31,6 @@ from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Origin, Status
 
-STOPPED_SECONDS = 15
-"""Seconds for which the list of studies does not read a stopped study again."""
 MAX_COMMAND_CHARS = 1_000
 """Most characters of a command that is shown."""
 PARAMS = "params_"
@@ -206,15 +204,9 @@ def studies(store: Store) -> list[StudyRow]:
 
 
 def view(store: Store, study: StudyRow) -> StudyView | None:
-    """Return a study with its trials for the list of studies; None if this version cannot read it.
-
-    A stopped one is read again after `STOPPED_SECONDS`, or when it is finished or paused.
-    """
+    """Return a study with its trials for the list of studies; None if this version cannot read it."""
     try:
-        if study.has_controller:
-            return as_view(study, tuple(store.trials(study)))
-        changes = f"{study.finished_at}|{study.paused_at}"
-        return _stopped_view(_source(store, study), study.name, changes, store)
+        return as_view(study, tuple(store.trials(study)))
     except StoreError:
         raise
     except PPOTunerError:
@@ -314,11 +306,6 @@ def _source(store: Store, study: StudyRow) -> str:
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -> StepCache:
     return StepCache(metrics, evaluations_only=evaluations_only)
-
-
-@st.cache_resource(max_entries=100, ttl=STOPPED_SECONDS, show_spinner=False)
-def _stopped_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
-    return read_study(_store, name)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
