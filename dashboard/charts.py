@@ -1,13 +1,11 @@
-"""Live charts (ECharts) of curves, cost and incidents: pure functions from step rows to options.
+"""Live charts (ECharts) of curves: pure functions from step rows to options.
 
-Points come from `dashboard.curve_points`, the building blocks from `dashboard.echarts`. Static figures use Plotly, in
-`dashboard.figures`.
-
-Text from outside never enters a chart.
+Points come from `dashboard.curve_points`, the building blocks from `dashboard.echarts`. Text from outside never enters
+a chart.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -19,25 +17,21 @@ import pandas as pd
 from dashboard import echarts, style
 from dashboard.curve_points import (
     AXIS_TITLES,
+    BUDGETED,
     MOST_POINTS,
-    NEEDED,
-    WHOLE,
-    Axis,
+    Drawing,
     band_edges,
     points_of,
     positions,
     thinned,
 )
-from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, DataSeries, Option, Span
 from ppo_core.config.kl_budget import is_within
-from ppo_core.metrics import METRICS, QUANTILES
-from ppo_core.output import decimals, fixed
+from ppo_core.metrics import METRICS
+from ppo_core.output import decimals
 from tuner.study.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
 from tuner.study.status import Status
 
-BUDGETED = ("eval/kl", "eval/kl_se")
-"""Columns that decide whether an evaluation is within the KL budget."""
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 """Statuses of trials that did not run to their end."""
 MOST_LIMITS = 1.5
@@ -66,38 +60,6 @@ PACE = (KL_STEP, "lr", "objective/kl_coef")
 """The KL step of a run that keeps it, and what the run moves for it and for its KL."""
 LOG_FROM = 10.0
 """A metric of `PACE` has a logarithmic axis if its highest reading is over this many times its lowest."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """The reader's choice of axis, smoothing and range."""
-
-    axis: Axis = "step"
-    smoothing: float = 0.0
-    """The past's share in each point, 0 to under 1."""
-    log_kl: bool = False
-    window: tuple[int, int] = WHOLE
-    """The shown part of the horizontal axis, in percent of the longest trial."""
-    by: str = ""
-    """Setting whose value labels each line; empty: none."""
-    grouped: bool = False
-    """True: one line and band per value of that setting, or for its lower and upper half."""
-    linked: bool = False
-    """True: one combined chart with a common cursor."""
-
-
-def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
-    """Return the columns needed to chart these metrics, in declared order."""
-    wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in spread(metric))}
-    return tuple(name for name in METRICS if name in wanted)
-
-
-def spread(metric: str) -> tuple[str, ...]:
-    """Return a metric's quantiles, or the standard error of an evaluation; empty if it has neither."""
-    quantiles, error = tuple(f"{metric}_{suffix}" for suffix in QUANTILES), f"{metric}_se"
-    if error in METRICS:
-        return (error,)
-    return quantiles if METRICS.keys() >= set(quantiles) else ()
 
 
 def curve(
@@ -158,10 +120,9 @@ def curve(
         vertical |= {"min": chart.floor, "type": "log"} if chart.is_log else {"min": 0}
         vertical["max"] = top
     shaded = (kl_budget, top) if is_kl and kl_budget is not None else None
-    axis = drawing.axis
     return echarts.zoomable(
         echarts.one_panel(
-            echarts.axis(AXIS_TITLES[axis], chart.span, pointer=_pointer(axis), is_whole=chart.is_whole),
+            chart.across,
             vertical,
             [*_spreads(chart), *behind, *lines.values(), *([] if groups else _nearest(chart))],
             [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart)],
@@ -189,13 +150,7 @@ def pace(frame: pd.DataFrame, metric: str, *, look: style.Look, drawing: Drawing
         lines.append(echarts.line(thinned(points), label, colour, dash=dash, with_points=is_point))
     is_log = max(known, default=0.0) > LOG_FROM * min(known, default=0.0)
     vertical = {"name": METRICS[metric].title} | ({"type": "log"} if is_log else {})
-    axis = echarts.axis(AXIS_TITLES[drawing.axis], chart.span, pointer=_pointer(drawing.axis), is_whole=chart.is_whole)
-    return echarts.zoomable(echarts.one_panel(axis, vertical, lines, [], numbers="%.3g"))
-
-
-def _pointer(axis: Axis) -> str:
-    """Return the first line of a tooltip."""
-    return f"{axis if axis == 'KL' else axis.capitalize()} {{value}}"
+    return echarts.zoomable(echarts.one_panel(chart.across, vertical, lines, [], numbers="%.3g"))
 
 
 @dataclass(frozen=True)
@@ -224,11 +179,6 @@ class _Chart:
     def is_evaluation(self) -> bool:
         return self.metric.startswith("eval/")
 
-    @property
-    def is_whole(self) -> bool:
-        """True if the horizontal axis counts in whole numbers."""
-        return self.drawing.axis != "KL"
-
     @cached_property
     def points(self) -> pd.DataFrame:
         """The metric's points (see `points_of`), with `measured`, their height before smoothing."""
@@ -242,9 +192,21 @@ class _Chart:
         """The ends of the shown part of the horizontal axis."""
         longest = float(self.points["x"].max()) if len(self.points) else 0.0
         low, high = (longest * share / 100 for share in self.drawing.window)
-        tick = 1.0 if self.is_whole else 10.0 ** math.floor(math.log10(longest / 100 or 0.1))
+        tick = 1.0 if self.drawing.axis != "KL" else 10.0 ** math.floor(math.log10(longest / 100 or 0.1))
         low, high = (round(place(end / tick) * tick, 12) for place, end in ((math.floor, low), (math.ceil, high)))
         return low, max(high, low + tick)  # ECharts labels both ends, with all their digits
+
+    @property
+    def across(self) -> Option:
+        """The horizontal axis; all but the KL are in whole numbers."""
+        axis, is_whole = self.drawing.axis, self.drawing.axis != "KL"
+        pointer = f"{axis.capitalize() if is_whole else axis} {{value}}"
+        return echarts.axis(AXIS_TITLES[axis], self.span, pointer=pointer, is_whole=is_whole)
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of a band along the horizontal axis."""
+        return 8 if self.is_evaluation else 60
 
     @property
     def budget(self) -> float:
@@ -273,7 +235,7 @@ class _Chart:
         """
         if not self.is_kl:
             return math.inf
-        levels, fitted = sorted(self.levels.values()) or [1.0], self.shown
+        levels, fitted = sorted(self.levels.values()) or [1.0], self.points[self.points["x"].between(*self.span)]
         budget, limit = self.budget, levels[:2][-1]
         most = math.inf if self.is_log else MOST_LIMITS * limit
         if not self.is_log:
@@ -287,11 +249,6 @@ class _Chart:
         top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
         tick = 10.0 ** math.floor(math.log10(top)) / 2
         return math.ceil(top / tick) * tick  # the axis ends on a tick
-
-    @property
-    def shown(self) -> pd.DataFrame:
-        """The points in the shown part of the horizontal axis."""
-        return self.points[self.points["x"].between(*self.span)]
 
     def points_of_trial(self, number: int) -> pd.DataFrame:
         return self.points[self.points["trial"] == number]
@@ -327,7 +284,7 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
     greys = sorted(others["trial"].unique())
     behind: list[DataSeries] = []
     if len(greys) > style.DISTINCT:
-        edges = band_edges(others, _buckets(chart.metric), least=LEAST_IN_BAND)
+        edges = band_edges(others, chart.buckets, least=LEAST_IN_BAND)
         band = edges[["x", "low", "high"]].set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
         behind, ends = echarts.area("band", band, style.NEUTRAL, (0.225,)), others.groupby("trial")["x"].max()
         left = sorted(ends.index[ends > edges["end"].max()])
@@ -338,8 +295,8 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
     lines = {}
     for number in greys:
         kept = thinned(chart.points_of_trial(number), most)
-        line = echarts.line(kept, f"Trial {number}", FAINT, width=1.2, with_points=len(kept) == 1)
-        lines[number] = echarts.behind(line)
+        one = len(kept) == 1
+        lines[number] = echarts.line(kept, f"Trial {number}", FAINT, width=1.2, with_points=one, more=echarts.BEHIND)
     for number, look in looks.items():
         kept = thinned(chart.points_of_trial(number), most)
         if kept.empty:
@@ -349,11 +306,10 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
             if len(inherited) > 1:
                 name = f"Trial {number}, inherited"
                 behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
-        line = echarts.line(
+        lines[number] = echarts.line(
             kept, f"Trial {chart.label_of(number)}, line", look.colour, dash=look.dash,
-            with_points=with_points or len(kept) == 1,
+            with_points=with_points or len(kept) == 1, more=echarts.NO_TOOLTIP,
         )  # fmt: skip
-        lines[number] = echarts.without_tooltip(line)
         if number not in marked:  # otherwise its symbol is labelled
             lines[number] = echarts.named_at_end(lines[number], chart.label_of(number), chart.span[1])
     return behind, lines
@@ -374,7 +330,7 @@ def _nearest(chart: _Chart) -> list[DataSeries]:
             continue
         at = np.abs(known["x"].to_numpy(float)[:, None] - places).argmin(axis=0)
         points = pd.DataFrame({"x": places, "y": known["measured"].to_numpy(float)[at]})
-        lines.append(echarts.unseen(echarts.line(points, f"Trial {chart.label_of(number)}", look.colour)))
+        lines.append(echarts.line(points, f"Trial {chart.label_of(number)}", look.colour, more=echarts.UNSEEN))
     return lines
 
 
@@ -388,30 +344,19 @@ def _measured(chart: _Chart) -> list[DataSeries]:
         return []
     points, most = points_of(chart.frame, chart.metric, chart.drawing.axis), _points_per_line(2 * len(chart.looks))
     return [
-        echarts.behind(
-            echarts.line(thinned(line, most), f"Trial {number}, measured", look.colour, width=1, opacity=0.3)
+        echarts.line(
+            thinned(line, most), f"Trial {number}, measured", look.colour, width=1, opacity=0.3, more=echarts.BEHIND
         )
         for number, look in chart.looks.items()
         if len(line := points[points["trial"] == number])
     ]
 
 
-def _buckets(metric: str) -> int:
-    return 8 if metric.startswith("eval/") else 60
-
-
-def _bands(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> dict[str, pd.DataFrame]:
-    """Return each group's band (see `band_edges`), in the groups' order; a group without points has an empty one."""
-    group_of_point = points["trial"].map(groups)
-    return {
-        group: band_edges(points[group_of_point == group], _buckets(metric)) for group in dict.fromkeys(groups.values())
-    }
-
-
 def _means(chart: _Chart, groups: Mapping[int, str]) -> tuple[list[DataSeries], dict[int, DataSeries]]:
     """Return the band of the middle 80% of each group's trials, and by its place the line of its mean."""
     bands, lines = list[DataSeries](), {}
-    for place, (group, edges) in enumerate(_bands(chart.points, chart.metric, groups).items()):
+    for place, group in enumerate(dict.fromkeys(groups.values())):
+        edges = band_edges(chart.points[chart.points["trial"].map(groups) == group], chart.buckets)
         if edges.empty:
             continue
         colour = style.colour(place)
@@ -498,60 +443,3 @@ def _ends(chart: _Chart) -> list[Option]:
         echarts.early_ends(status, ends[is_bright, status], is_bright=is_bright)
         for is_bright, status in sorted(ends, key=lambda key: key[0])
     ]
-
-
-def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Option:
-    """Chart the best value so far over the device-seconds spent by all trials.
-
-    Args:
-        rises: Each rise (see `analysis.best_so_far`): `seconds`, `value`, and the checkpoint's `trial`, `step`.
-        spent: Device-seconds in all.
-        baseline: The SFT policy's eval reward; None: not known.
-    """
-    end, colour = max(spent, 1.0), style.colour(0)
-    data_series: list[DataSeries] = []
-    if len(rises):
-        line = rises[["seconds", "value"]].to_numpy().tolist()
-        line = [*([] if baseline is None else [[0.0, baseline]]), *line, [end, line[-1][1]]]
-        source, series = echarts.line(pd.DataFrame(line, columns=["x", "y"]), "Best so far", colour)
-        data_series.append((source, series | {"step": "end"}))  # a step function
-    data_series += [
-        echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour)
-        for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
-    ]
-    places = decimals(rises["value"]) if baseline is None else decimals([*rises["value"], baseline])
-    text = f"SFT policy {fixed(baseline, places)}"
-    limits = [] if baseline is None else [echarts.limit(baseline, text, at_end=True)]
-    across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
-    vertical = {"name": METRICS["eval/reward"].unit}
-    return echarts.one_panel(across, vertical, data_series, [echarts.limits_alone(limits)], numbers=f"%.{places}f")
-
-
-MOVED = "#D55E00"
-"""Vermilion: stands out from the usual grey and blue."""
-
-
-def incident(steps: pd.DataFrame, crossing: Incident, *, colour: str, lines: Mapping[str, float]) -> Option:
-    """Chart KL and every measured signal of a trial in panels, in its colour; `lines` are drawn into the KL panel.
-
-    A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
-    """
-    metrics = [KL, *(signal.metric for signal in SIGNALS if steps[signal.metric].notna().any())]
-    moves = {move.signal.metric: move for move in crossing.moves}
-    data_series = []
-    for metric in metrics:
-        limits = []
-        if metric == KL:  # labels at alternating ends, so that close ones do not overlap
-            heights = enumerate(lines.items())
-            limits = [echarts.limit(kl, name, at_end=place % 2 == 1) for place, (name, kl) in heights]
-        limits.append(echarts.limit(crossing.step, is_upright=True))
-        move = moves.get(metric)
-        if move is not None and move.step is not None:
-            limits.append(echarts.limit(move.step, f"step {move.step}", is_upright=True, colour=MOVED, width=2))
-        points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
-        source, series = echarts.line(points, METRICS[metric].label, colour)
-        shaded = None if move is None else (move.low, move.high)
-        data_series.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
-    first, last = float(steps["step"].min()), float(steps["step"].max())
-    across = echarts.axis(AXIS_TITLES["step"], (first, max(last, first + 1)))
-    return echarts.panels(across, [METRICS[metric].title for metric in metrics], data_series)

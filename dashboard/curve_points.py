@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import pandas as pd
 
 from dashboard.echarts import Span
-from ppo_core.metrics import METRICS
+from ppo_core.metrics import METRICS, QUANTILES
 from tuner.study.rules import KL
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
@@ -28,8 +29,42 @@ BAND_TRIALS = 60
 """Trials used for a band; more would cost reading time and not change it."""
 WHOLE = (0, 100)
 """The whole horizontal axis, in percent of the longest trial."""
+BUDGETED = ("eval/kl", "eval/kl_se")
+"""Columns that decide whether an evaluation is within the KL budget."""
 MOST_POINTS = 600
 """Points of one drawn line."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The reader's choice of axis, smoothing and range."""
+
+    axis: Axis = "step"
+    smoothing: float = 0.0
+    """The past's share in each point, 0 to under 1."""
+    log_kl: bool = False
+    window: tuple[int, int] = WHOLE
+    """The shown part of the horizontal axis, in percent of the longest trial."""
+    by: str = ""
+    """Setting whose value labels each line; empty: none."""
+    grouped: bool = False
+    """True: one line and band per value of that setting, or for its lower and upper half."""
+    linked: bool = False
+    """True: one combined chart with a common cursor."""
+
+
+def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
+    """Return the columns needed to chart these metrics, in declared order."""
+    wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in spread(metric))}
+    return tuple(name for name in METRICS if name in wanted)
+
+
+def spread(metric: str) -> tuple[str, ...]:
+    """Return a metric's quantiles, or the standard error of an evaluation; empty if it has neither."""
+    quantiles, error = tuple(f"{metric}_{suffix}" for suffix in QUANTILES), f"{metric}_se"
+    if error in METRICS:
+        return (error,)
+    return quantiles if METRICS.keys() >= set(quantiles) else ()
 
 
 def points_of(curves: pd.DataFrame, metric: str, axis: Axis = "step", smoothing: float = 0.0) -> pd.DataFrame:
@@ -63,12 +98,12 @@ def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
     return curves[{"step": "step", "episodes": "episode", "KL": KL}[axis]]
 
 
-def representatives(numbers: Sequence[int], chosen: Collection[int], most: int = BAND_TRIALS) -> list[int]:
-    """Return at most `most` trials that are not chosen, spread evenly over the numbers.
+def representatives(numbers: Sequence[int], chosen: Collection[int]) -> list[int]:
+    """Return at most `BAND_TRIALS` trials that are not chosen, spread evenly over the numbers.
 
     They do not change with the choice, so their steps are already cached.
     """
-    count = min(most, len(numbers))
+    count = min(BAND_TRIALS, len(numbers))
     spread = [numbers[place * len(numbers) // count] for place in range(count)]
     return [number for number in spread if number not in chosen]
 

@@ -29,10 +29,8 @@ from tuner.environment import to_copy
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
-from tuner.study.status import Origin, Reason, Role, Status
+from tuner.study.status import Origin, Status
 
-STOPPED_SECONDS = 15
-"""Seconds for which the list of studies does not read a stopped study again."""
 MAX_COMMAND_CHARS = 1_000
 """Most characters of a command that is shown."""
 PARAMS = "params_"
@@ -106,40 +104,18 @@ def _progress(row: TrialRow) -> tuple[int, int, float]:
     return row.attempts, row.episodes, row.seconds
 
 
-class TrialCache:
-    """The frame of a study's trials, made again where one of them has changed. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rows: tuple[TrialRow, ...] = ()
-        self._frame = _trial_frame(())
-
-    def read(self, store: Store, study: StudyRow) -> tuple[tuple[TrialRow, ...], pd.DataFrame]:
-        """Return the study's trials by number, and as a frame (see `dashboard.data.Snapshot`)."""
-        with self._lock:
-            rows = tuple(store.trials(study))
-            if rows != self._rows:
-                searched = tuple(row for row in rows if row.role is not Role.CONFIRM)
-                self._rows, self._frame = rows, _trial_frame(searched)
-            return self._rows, self._frame.copy(deep=False)
-
-
-def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame([_trial_values(row) for row in rows], columns=_COLUMNS)
+def _trial_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
+    values = [
+        {name: getattr(row, name) for name in ("number", "status", "episodes", "seconds", *_NUMBERS)}
+        | {"shown_status": style.status_text(row), "total_episodes": row.config["total_episodes"]}
+        | ({"rule": "", "reason": ""} if (why := row.reason) is None else {"rule": why.rule, "reason": why.message})
+        | {"stop_step": row.reason and row.reason.step}
+        for row in rows
+    ]
+    frame = pd.DataFrame(values, columns=_COLUMNS)
     frame = frame.astype(dict.fromkeys((*_NUMBERS, "stop_step"), float))
     searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix(PARAMS)
     return pd.concat([frame, searched], axis=1)
-
-
-def _trial_values(row: TrialRow) -> dict[str, Any]:
-    reason = row.reason or Reason(rule="", message="")
-    return {name: getattr(row, name) for name in ("number", "status", "episodes", "seconds", *_NUMBERS)} | {
-        "shown_status": style.status_text(row),
-        "rule": reason.rule,
-        "reason": reason.message,
-        "stop_step": reason.step,
-        "total_episodes": row.config["total_episodes"],
-    }
 
 
 @dataclass(frozen=True)
@@ -156,9 +132,14 @@ class Snapshot:
     """Confirmations under the study's own KL budget, the shortest runs first; empty under another budget."""
 
     @classmethod
-    def of(cls, view: StudyView) -> "Snapshot":
+    def of(cls, view: StudyView, confirmations: tuple[Confirmation, ...] = ()) -> "Snapshot":
         """Return the snapshot of a study's trials as they are in `view`."""
-        return cls(view, _trial_frame(view.trials))
+        return cls(view, _trial_frame(view.trials), confirmations)
+
+    @property
+    def runs(self) -> tuple[TrialRow, ...]:
+        """The trials and the confirming runs."""
+        return *self.view.trials, *self.view.confirming
 
     @property
     def kl_pruned(self) -> list[int]:
@@ -223,15 +204,9 @@ def studies(store: Store) -> list[StudyRow]:
 
 
 def view(store: Store, study: StudyRow) -> StudyView | None:
-    """Return a study with its trials for the list of studies; None if this version cannot read it.
-
-    A stopped one is read again after `STOPPED_SECONDS`, or when it is finished or paused.
-    """
+    """Return a study with its trials for the list of studies; None if this version cannot read it."""
     try:
-        if study.has_controller:
-            return as_view(study, _trial_cache(_source(store, study)).read(store, study)[0])
-        changes = f"{study.finished_at}|{study.paused_at}"
-        return _stopped_view(_source(store, study), study.name, changes, store)
+        return as_view(study, tuple(store.trials(study)))
     except StoreError:
         raise
     except PPOTunerError:
@@ -245,17 +220,15 @@ def snapshot(store: Store, name: str) -> Snapshot:
         StudyError: there is none.
         ConfigError: its stored spec is of another version.
     """
-    row = store.study(name)
-    rows, frame = _trial_cache(_source(store, row)).read(store, row)
-    study = as_view(row, rows)
-    return Snapshot(study, frame, tuple(confirmations(store, study)) if study.confirming else ())
+    study = read_study(store, name)
+    return Snapshot.of(study, tuple(confirmations(store, study)) if study.confirming else ())
 
 
 def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot:
     """Return a study with its trials valued under another KL budget, from their stored evaluations."""
     if kl_budget == snapshot.view.spec.kl_budget:
         return snapshot
-    key = f"{stamp(store, snapshot, [row.number for row in snapshot.view.trials])}|{kl_budget}"
+    key = f"{stamp(store, snapshot, {row.number for row in snapshot.view.trials})}|{kl_budget}"
     judged = _judged(key, kl_budget, store, snapshot)
     return Snapshot(replace(judged.view, row=snapshot.view.row, confirming=snapshot.view.confirming), judged.trials)
 
@@ -277,21 +250,16 @@ def curves(
         numbers: Trials and confirming runs to read; None: all trials.
         evaluations_only: Only the steps that have an evaluation, which are few.
     """
-    wanted = None if numbers is None else set(numbers)
-    view = snapshot.view
-    chosen = (
-        view.trials if wanted is None else [row for row in (*view.trials, *view.confirming) if row.number in wanted]
-    )
+    chosen = snapshot.view.trials if numbers is None else [row for row in snapshot.runs if row.number in numbers]
     return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)
 
 
 def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a cache key for figures that changes whenever these trials change."""
-    wanted = set(numbers)
     changing = [
         (row.number, *_progress(row), style.status_text(row), row.ended_at)
         for row in snapshot.view.trials
-        if row.number in wanted
+        if row.number in numbers
     ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
@@ -301,16 +269,14 @@ def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.Da
 
     `parts` are the reward's parts by name. Token readings are read by `tokens`.
     """
-    runs = (*snapshot.view.trials, *snapshot.view.confirming)
-    number_of = {row.id: row.number for row in runs if row.number in numbers}
+    number_of = {row.id: row.number for row in snapshot.runs if row.number in numbers}
     rows = [{**row, "trial": number_of[row["trial_id"]]} for row in store.samples(number_of)]
     return pd.DataFrame(rows, columns=_SAMPLE_COLUMNS).astype({"reward": float, "kl": float})
 
 
 def tokens(store: Store, snapshot: Snapshot, number: int, step: int, prompt_index: int) -> TokenReadings | None:
     """Return the token readings of one sample of the trial or confirming run `number`; None: it has none."""
-    runs = (*snapshot.view.trials, *snapshot.view.confirming)
-    trial_id = next((row.id for row in runs if row.number == number), None)
+    trial_id = next((row.id for row in snapshot.runs if row.number == number), None)
     return None if trial_id is None else store.sample_tokens(trial_id, step, prompt_index)
 
 
@@ -337,19 +303,9 @@ def _source(store: Store, study: StudyRow) -> str:
     return f"{store.url}|{_identity(store.url)}|{study.id}|{study.created_at}"
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _trial_cache(source: str) -> TrialCache:
-    return TrialCache()
-
-
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -> StepCache:
     return StepCache(metrics, evaluations_only=evaluations_only)
-
-
-@st.cache_resource(max_entries=100, ttl=STOPPED_SECONDS, show_spinner=False)
-def _stopped_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
-    return read_study(_store, name)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)

@@ -21,8 +21,6 @@ Span = tuple[float, float]
 """The ends of an axis."""
 Place = tuple[float, float]
 """A position: across and up."""
-TOP, PANEL, GAP = 30, 92, 30
-"""Heights in pixels: above the first panel, of a panel, and between two."""
 FILL = "rgba(128, 128, 128, 0.10)"
 TAG = "#6b6b6b"
 """Background of labels that belong to no trial; white text on it has a contrast of 5.3 : 1."""
@@ -34,7 +32,11 @@ NEAR_EDGE = 0.98
 
 _STAR = "path://M10,1 L12.7,7 L19,7.6 L14.2,11.9 L15.6,18.2 L10,14.9 L4.4,18.2 L5.8,11.9 L1,7.6 L7.3,7 Z"
 _LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
-_UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
+NO_TOOLTIP: Option = {"tooltip": {"show": False}}
+_UNTOUCHED: Option = {"silent": True} | NO_TOOLTIP
+BEHIND: Option = _UNTOUCHED | {"z": 2}
+UNSEEN: Option = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
+"""Of lines that the tooltip leaves out, that are behind the others, too, and that only the tooltip shows."""
 
 
 def one_panel(
@@ -57,7 +59,7 @@ def one_panel(
         numbers: The format of the tooltip's numbers.
     """
     of_series = {"tooltip": {"valueFormatter": numbers}}  # the panels of `stacked` have one each
-    return _still(data_series) | {
+    return still(data_series) | {
         "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc"},
         "xAxis": across | {"nameGap": 28},
@@ -103,41 +105,6 @@ def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Op
     return merged
 
 
-def panels(across: Option, titles: Sequence[str], data_series: Sequence[DataSeries]) -> Option:
-    """Return a chart of low panels over each other, each with a title and a line, all over the same part of an axis."""
-    count = len(data_series)
-    lasts = [place == count - 1 for place in range(count)]
-    return _still(data_series) | {
-        "axisPointer": {"link": [{"xAxisIndex": "all"}]},
-        "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
-        "grid": [
-            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(count)
-        ],
-        "xAxis": [
-            across
-            | {"gridIndex": place, "nameGap": 26, "axisLabel": {"show": is_last}}
-            | ({} if is_last else {"name": None})
-            for place, is_last in enumerate(lasts)
-        ],
-        "yAxis": [
-            {
-                "type": "value", "gridIndex": place, "scale": True, "name": title, "splitNumber": 2,
-                "nameTextStyle": {"align": "left", "padding": [0, 0, 0, -50]},
-            }
-            for place, title in enumerate(titles)
-        ],
-        "series": [
-            series | {"datasetIndex": place, "xAxisIndex": place, "yAxisIndex": place}
-            for place, (_, series) in enumerate(data_series)
-        ],
-    }  # fmt: skip
-
-
-def height(option: Option) -> int:
-    """Return the height that a chart of `panels` needs, in pixels."""
-    return TOP + len(option["grid"]) * (PANEL + GAP) + GAP
-
-
 def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = True) -> Option:
     """Return a horizontal axis; `pointer` is its line in the tooltip, `is_whole`: its ticks are whole numbers."""
     precision = 0 if is_whole else decimals([span[1] - span[0]])
@@ -149,7 +116,7 @@ def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = T
     }  # fmt: skip
 
 
-def _still(data_series: Sequence[DataSeries]) -> Option:
+def still(data_series: Sequence[DataSeries]) -> Option:
     """Return the base of every live chart: its data as 4-byte floats, to keep refreshes small, and no animation.
 
     Streamlit's tool bar saves picture and data.
@@ -166,8 +133,9 @@ def line(
     opacity: float = 1,
     dash: style.Dash = style.SOLID,
     with_points: bool = False,
+    more: Option | None = None,
 ) -> DataSeries:
-    """Return a line through `x`, `y`; the tooltip shows its name."""
+    """Return a line through `x`, `y`, whose name is in the tooltip; `more` is what is special about it."""
     return points[["x", "y"]].rename(columns={"y": name}), {
         "type": "line",
         "name": name,
@@ -179,23 +147,7 @@ def line(
         "showSymbol": with_points,
         "z": 3,
         "emphasis": {"focus": "series"},
-    }
-
-
-def behind(data_series: DataSeries) -> DataSeries:
-    """Return a line behind the others, without a tooltip."""
-    return data_series[0], data_series[1] | _UNTOUCHED | {"z": 2}
-
-
-def without_tooltip(data_series: DataSeries) -> DataSeries:
-    """Return a line that the tooltip leaves out."""
-    return data_series[0], data_series[1] | {"tooltip": {"show": False}}
-
-
-def unseen(data_series: DataSeries) -> DataSeries:
-    """Return a line that only the tooltip shows."""
-    hidden = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
-    return data_series[0], data_series[1] | hidden
+    } | (more or {})
 
 
 def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries:
@@ -282,7 +234,11 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 def early_end(
     number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool, lower: int = 0
 ) -> Option:
-    """Return the mark where a trial ended early; `words` are its name and the rule that ended it, `lower` by pixels."""
+    """Return the mark where a trial ended early. Its label, `lower` by so many pixels, is the trial's name on its
+    colour, then the rule on grey.
+    """
+    called, rule = words
+    text = f"{{number|{called}}}" + (f"{{more|{rule.strip()}}}" if rule else "")
     return {
         "name": f"Trial {number}",
         "value": list(place),
@@ -291,7 +247,9 @@ def early_end(
             "show": is_bright,
             "position": "left" if on_left else "right",
             "offset": [0, lower],
-            **_words(*words, colour),
+            "opacity": 1,
+            "formatter": text,
+            "rich": {"number": _tag(colour), "more": _tag(TAG)},
         },
     }
 
@@ -317,19 +275,9 @@ def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) ->
         "counted": {"color": colour, "borderColor": "#ffffff", "borderWidth": 1},
     }
     symbol = {"symbol": _STAR, "symbolSize": 15, "z": 6} if kind == "counted" else {"symbolSize": 6, "z": 4}
-    return _scatter(f"Trial {number}, {kind}", places) | {"itemStyle": looks[kind]} | symbol
-
-
-def _scatter(name: str, places: Sequence[Place]) -> Option:
-    """Return points without a tooltip as one series."""
-    points = [list(place) for place in places]
-    return _UNTOUCHED | {"type": "scatter", "name": name, "symbol": "circle", "data": points}
-
-
-def _words(called: str, more: str, colour: str) -> Option:
-    """Return the label beside a symbol: the trial's name on its colour, then more on grey."""
-    text = f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else "")
-    return {"opacity": 1, "formatter": text, "rich": {"number": _tag(colour), "more": _tag(TAG)}}
+    name, points = f"Trial {number}, {kind}", [list(place) for place in places]
+    series = {"type": "scatter", "name": name, "symbol": "circle", "data": points, "itemStyle": looks[kind]}
+    return _UNTOUCHED | series | symbol
 
 
 def _tag(colour: str) -> Option:

@@ -38,7 +38,7 @@ SCALE = sample_colorscale("Cividis", np.linspace(0.3, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
 MANY, SMALL, FAINTNESS = 200, 4, 0.4
 """More trials than this are small points, of this size in pixels, and of this opacity."""
-STAR = {"symbol": "star", "size": 17, "color": style.colour(0), "line": {"color": "#ffffff", "width": 1}}
+STAR = {"symbol": "star", "size": 17, "line": {"color": "#ffffff", "width": 1}}
 """Marker of the best; its name is in the legend, as beside it there are others."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
@@ -122,11 +122,6 @@ def add_trials(
             )  # fmt: skip
 
 
-def by_reward() -> go.Figure:
-    """Return an empty figure whose `coloraxis` is for rewards, without a colour bar."""
-    return go.Figure(layout={"coloraxis": {"colorscale": SCALE, "showscale": False}})
-
-
 def title_of(name: str) -> str:
     """Return a hyperparameter's declared label with its unit; `?` for an undeclared name."""
     return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
@@ -143,12 +138,6 @@ def searched(trials: pd.DataFrame) -> list[str]:
     return [name for name in HYPERPARAMETERS if PARAMS + name in trials.columns and trials[PARAMS + name].nunique() > 1]
 
 
-def _kl_budget(figure: go.Figure, kl_budget: float, right: float, *, log_kl: bool = False) -> None:
-    """Draw the KL budget as a vertical line, and shade from there to the `right` end of the axis."""
-    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    _kl_line(figure, kl_budget, "KL budget", log_kl=log_kl)
-
-
 def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **line: Any) -> None:
     """Draw a KL as a labelled vertical line; `line` overrides its style."""
     figure.add_vline(
@@ -161,11 +150,11 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
         figure.layout.annotations[-1].x = np.log10(kl)
 
 
-def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
-    """Return an axis range with room for labels; None leaves it to Plotly."""
+def _with_margin(heights: list[float]) -> list[float]:
+    """Return an axis range with some room."""
     if not heights:
-        return None
-    margin = share * (max(heights) - min(heights)) or abs(heights[0]) / 2 or 1.0
+        return [0.0, 1.0]
+    margin = 0.06 * (max(heights) - min(heights)) or abs(heights[0]) / 2 or 1.0
     return [min(heights) - margin, max(heights) + margin]
 
 
@@ -216,26 +205,34 @@ def trajectories(
     figure = go.Figure()
     least = LOG_FLOOR * spec.kl_budget
     floor = least if log_kl else -np.inf
-    right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
+    right = _right(evaluated, spec.kl_budget, log_kl, trials.loc[trials["status"] == Status.PRUNED, "number"])
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     rewards = list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna())
     means = [(one, one.reward, one.kl) for one in confirmed if one.reward and one.kl]
     ends = [end for _, reward, _ in means for end in (reward.low, reward.high) if end is not None]
-    heights = _with_margin([*rewards, *ends], 0.06) or [0.0, 1.0]
+    heights = _with_margin([*rewards, *ends])
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
             figure.add_trace(_trajectory(number, look, line))
     _early_ends(figure, points, trials, looks, right)
-    _kl_budget(figure, spec.kl_budget, right, log_kl=log_kl)
+    figure.add_vrect(x0=spec.kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
+    _kl_line(figure, spec.kl_budget, "KL budget", log_kl=log_kl)
     if spec.kl_limit <= right and "kl_limit" not in spec.guard.off:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before, (reward_format, _) = evaluated.loc[evaluated["step"] == 0, "reward"], _formats(evaluated)
     if len(before):  # its label is where hardly a trajectory is
         level_line(figure, before.mean(), f"SFT policy {before.mean():{reward_format}}", "bottom right", "dot")
     if best is not None:
-        figure.add_trace(_star(best, looks, star, least if log_kl else 0.0))
+        figure.add_scatter(
+            x=[max(best.kl, least if log_kl else 0.0)], y=[best.reward], mode="markers",
+            marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else GREY},
+            hovertemplate=f"<b>The {star}</b>: trial {best.trial:d}, step {best.step:d}<br>"
+            f"eval reward {plus_minus(best.reward, best.reward_se)}<br>"
+            f"eval KL {plus_minus(best.kl, best.kl_se)} nats per response<extra></extra>",
+            name=f"{star}: trial {best.trial:d}, step {best.step:d}",
+        )  # fmt: skip
     _add_means(figure, means, looks)
 
     def place(kl: float, reward: float) -> np.ndarray:
@@ -351,38 +348,6 @@ def _early_ends(
     )
 
 
-def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "On the front") -> go.Scatter:
-    """Return a front as steps; `name` is in its tooltips."""
-    return go.Scatter(
-        x=x,
-        y=front["reward"],
-        mode="lines+markers",
-        line={"color": colour, "width": 1.5, "shape": "hv"},
-        marker={"color": colour, "size": min(6, max(3, 240 / max(1, len(front)))), "symbol": "diamond"},
-        customdata=[
-            [row.trial, row.step, plus_minus(row.reward, row.reward_se), plus_minus(row.kl, row.kl_se)]
-            for row in front.itertuples()
-        ],
-        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>"
-        "eval reward %{customdata[2]}<br>eval KL %{customdata[3]} nats per response<extra></extra>",
-        name="front of all evaluations",
-    )
-
-
-def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, least_kl: float) -> go.Scatter:
-    """Return a checkpoint as a star."""
-    return go.Scatter(
-        x=[max(best.kl, least_kl)],
-        y=[best.reward],
-        mode="markers",
-        marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else GREY},
-        hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
-        f"eval reward {plus_minus(best.reward, best.reward_se)}<br>"
-        f"eval KL {plus_minus(best.kl, best.kl_se)} nats per response<extra></extra>",
-        name=f"{name}: trial {best.trial:d}, step {best.step:d}",
-    )
-
-
 def _add_means(
     figure: go.Figure, means: Sequence[tuple[Confirmed, Interval, Interval]], looks: Mapping[int, style.Look]
 ) -> None:
@@ -402,14 +367,8 @@ def _add_means(
 
 
 def _bars(interval: Interval, colour: str) -> dict[str, Any]:
-    """Return an interval as Plotly's error bars."""
     high, low = (0.0 if end is None else abs(end - interval.mean) for end in (interval.high, interval.low))
     return {"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 5}
-
-
-def _pruned(trials: pd.DataFrame) -> set[int]:
-    """Return the numbers of the pruned trials."""
-    return set(trials.loc[trials["status"] == Status.PRUNED, "number"])
 
 
 def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool, pruned: Collection[int] = ()) -> float:
@@ -426,8 +385,18 @@ def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.F
     """Plot the front of each study, and the KL budget."""
     figure = go.Figure()
     for place, (study, front) in enumerate(front_by_study.items()):
-        line = _front(front["kl"], front, style.colour(place), _literal(study))
-        figure.add_trace(line.update(name=_literal(study), line_width=2))
+        colour, name = style.colour(place), _literal(study)
+        figure.add_scatter(
+            x=front["kl"], y=front["reward"], name=name, mode="lines+markers",
+            line={"color": colour, "width": 2, "shape": "hv"},
+            marker={"color": colour, "size": min(6, max(3, 240 / max(1, len(front)))), "symbol": "diamond"},
+            customdata=[
+                [row.trial, row.step, plus_minus(row.reward, row.reward_se), plus_minus(row.kl, row.kl_se)]
+                for row in front.itertuples()
+            ],
+            hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>"
+            "eval reward %{customdata[2]}<br>eval KL %{customdata[3]} nats per response<extra></extra>",
+        )  # fmt: skip
     _kl_line(figure, kl_budget, "KL budget")
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, showlegend=True)
     return figure.update_xaxes(range=[0, _right(pd.concat(front_by_study.values()), kl_budget, log_kl=False)])

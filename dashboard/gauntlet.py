@@ -91,7 +91,10 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
     )  # fmt: skip
     bottom = len(rows) - 0.5 + (STRIP_ROWS if rest else 0)
     inner = ROW_HEIGHT * max(1.0, bottom + 0.5)
-    shapes = [_band(y) for y, row in enumerate(rows) if row.number == selected]
+    band = {"type": "rect", "xref": "paper", "yref": "y", "line_width": 0, "fillcolor": GREY, "opacity": 0.2}
+    shapes = [
+        band | {"x0": 0, "x1": 1, "y0": y - 0.5, "y1": y + 0.5} for y, row in enumerate(rows) if row.number == selected
+    ]
     starts: dict[Gate, tuple[float, float]] = {}
     axes = {gate: _axis(found, gate) for gate in gates}
     for column, gate in enumerate(gates, columns - len(gates) + 1):
@@ -162,12 +165,6 @@ def _axis(found: Gauntlet, gate: Gate) -> Axis:
 def _around(values: Sequence[float]) -> Axis:
     margin = 0.08 * (max(values) - min(values)) or abs(values[0]) / 2 or 1.0
     return Axis(min(values) - margin, max(values) + margin)
-
-
-def _band(y: float) -> dict[str, Any]:
-    """Return the shading of a row."""
-    ends = {"x0": 0, "x1": 1, "y0": y - 0.5, "y1": y + 0.5}
-    return {"type": "rect", "xref": "paper", "yref": "y", "line_width": 0, "fillcolor": GREY, "opacity": 0.2} | ends
 
 
 def _limit(
@@ -302,7 +299,7 @@ def _line(row: Way, y: float, start: float, end: float, xref: str) -> dict[str, 
 def _gate_column(plot: go.Figure, rows: Sequence[Way]) -> list[dict[str, Any]]:
     """Draw in the first column which gate stopped each row, with its reading; return the lines up to there."""
     last = GATES.index(Gate.FRESH)
-    points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if 0 < len(row.readings) <= last]
+    points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if len(row.readings) <= last]
     kinds = {
         "close": (RING, [point for point in points if point.reading.is_close]),
         "stopped": (CROSS, [point for point in points if point.is_stop]),

@@ -27,6 +27,7 @@ _OUTCOMES: Mapping[Measure, str] = {"end_kl": "Eval KL at the end", "value": "Be
 REWARD_AT_BEST = ONE_SEED.capitalize()
 KL_AT_END = f"Eval KL at the end ({METRICS['eval/kl'].unit})"
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
+BY_REWARD = {"colorscale": figures.SCALE, "showscale": False}
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
 MOST_TICKS, FEW_TICKS = 6, 5
@@ -84,7 +85,7 @@ def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, panels: 
     rows, columns = -(-len(names) // panels), min(len(names), panels)
     spacing = {"vertical_spacing": 0.3 / rows, "horizontal_spacing": 0.03}
     figure = make_subplots(rows, columns, shared_yaxes="all", y_title=REWARD_AT_BEST, **spacing)
-    figures.lay_out(figure.update_layout(figures.by_reward().layout), x="", y="", height=60 + 210 * rows)
+    figures.lay_out(figure.update_layout(coloraxis=BY_REWARD), x="", y="", height=60 + 210 * rows)
     for place, name in enumerate(names):
         at = {"row": place // panels + 1, "col": place % panels + 1}
         _add_slice(figure, trials, name, "value", spec, marker_size=7, **at)
@@ -94,7 +95,7 @@ def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, panels: 
 
 def kl_slice(trials: pd.DataFrame, name: str, spec: StudySpec) -> go.Figure:
     """Plot each trial's KL at its end over a hyperparameter, coloured by reward, with symbols by status."""
-    figure = figures.lay_out(figures.by_reward(), x="", y=KL_AT_END)
+    figure = figures.lay_out(go.Figure(layout_coloraxis=BY_REWARD), x="", y=KL_AT_END)
     _add_slice(figure, trials, name, "end_kl", spec)
     figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
     return figure
@@ -131,12 +132,7 @@ def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
     return figure.update_layout(dragmode="select")
 
 
-def parallel(
-    trials: pd.DataFrame,
-    names: Sequence[str],
-    spec: StudySpec,
-    marked: Collection[int] = (),
-) -> go.Figure:
+def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, marked: Collection[int] = ()) -> go.Figure:
     """Plot hyperparameters, KL and reward as parallel coordinates, coloured by reward.
 
     If trials are `marked`, all others are dim. A hyperparameter that was not searched in a trial is at "not set", below
@@ -172,10 +168,7 @@ def parallel(
             labelangle=-20,
         )
     )
-    return figure.update_layout(
-        height=430,
-        margin={"l": 60, "r": 20, "t": 90, "b": 20},
-    )
+    return figure.update_layout(height=430, margin={"l": 60, "r": 20, "t": 90, "b": 20})
 
 
 def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
@@ -224,12 +217,6 @@ def numbers_of(values: pd.Series) -> pd.Series:
     """Return values as numbers; NaN for words and booleans."""
     is_truth = values.map(lambda value: isinstance(value, bool))
     return pd.to_numeric(values.mask(is_truth), errors="coerce").astype(float)
-
-
-def _ticks_of(numbers: pd.Series, log: bool = False, most: int = MOST_TICKS) -> dict[str, Any]:
-    """Return an axis's ticks as Plotly has them."""
-    ticks = _ticks(numbers, log, most)
-    return {"tickvals": ticks, "ticktext": [number_text(tick) for tick in ticks]}
 
 
 def _ticks(numbers: pd.Series, log: bool, most: int = MOST_TICKS) -> list[float]:
@@ -293,7 +280,8 @@ def _axis(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     if not is_number(values) or values.empty:
         return title | {"type": "category"}
     log = _is_log(numbers_of(values), name, spec)
-    return title | {"type": "log" if log else "linear"} | _ticks_of(numbers_of(values), log, FEW_TICKS)
+    ticks = _ticks(numbers_of(values), log, FEW_TICKS)
+    return title | {"type": "log" if log else "linear", "tickvals": ticks, "ticktext": list(map(number_text, ticks))}
 
 
 AT_AN_END = 0.1

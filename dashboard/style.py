@@ -30,12 +30,7 @@ class Dash:
 SOLID = Dash("solid", "solid", "solid", "━━━")
 DASHED = Dash((8, 4), "dash", "dashed", "╸╸╸")
 DOTTED = Dash((2, 3), "dot", "dotted", "•••")
-_DASHES = (
-    SOLID,
-    DASHED,
-    DOTTED,
-    Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
-)
+_DASHES = (SOLID, DASHED, DOTTED, Dash((9, 3, 2, 3), "dashdot", "double", "━•━"))
 
 DISTINCT = 24
 """Most trials that are told apart in one picture."""

@@ -7,16 +7,7 @@ from dashboard.data import Snapshot
 from dashboard.views import common, control_parts
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from tuner.confirm.answer import launch_of
-from tuner.judge.diagnose import (
-    Diagnosis,
-    course_of,
-    diagnose,
-    enqueued,
-    label,
-    tried,
-    try_it,
-    with_repeats,
-)
+from tuner.judge.diagnose import Diagnosis, course_of, diagnose, enqueued, label, tried, try_it, with_repeats
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.rules import blame_of

@@ -60,18 +60,13 @@ def problems_shown() -> Iterator[None]:
         st.stop()
 
 
-def open_store() -> Store:
-    """Return the store of PPO_TUNER_STORAGE or the default one; raises StoreError."""
-    return data.open_store(data.storage())
-
-
 def choose(*, with_budget: bool = True) -> Choice:
     """Draw the sidebar and return the choice; without a study, explain why and stop.
 
     `with_budget`: the page judges trials by the sidebar's KL budget, not only by the study's own.
     """
     with problems_shown():
-        store = open_store()
+        store = data.open_store(data.storage())
         name = sidebar.choose_study(store)
         if name is None:
             text = "A study appears here as soon as its first trial starts."
@@ -175,16 +170,12 @@ def live(snapshot: Snapshot, draw: DrawPart, head: DeltaGenerator | None = None)
 
 def _at_each_refresh(snapshot: Snapshot, draw: DrawPart) -> None:
     """Call `draw` with `snapshot`, and in each later run of this fragment with the study as it is then."""
-    is_first_run = True
+    first = iter([snapshot])
 
     def refresh() -> None:
-        nonlocal is_first_run
         with problems_shown():
-            store, latest = open_store(), snapshot
-            if not is_first_run:
-                latest = data.snapshot(store, snapshot.view.row.name)
-            is_first_run = False
-            draw(store, latest)
+            store = data.open_store(data.storage())
+            draw(store, next(first, None) or data.snapshot(store, snapshot.view.row.name))
 
     st.fragment(refresh, run_every=refresh_every(snapshot.view))()
 
@@ -262,11 +253,6 @@ def _about(view: StudyView, clock: str) -> str:
         f"Read at {clock}. Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. "
         f"{controller}"
     )
-
-
-def trial_link(number: int, label: str) -> None:
-    """Draw a link to a trial on the page of runs."""
-    page_link("runs", label, view=ONE_TRIAL, n=f"{number}")
 
 
 def page_link(address: str, label: str, **query: str) -> None:
@@ -412,16 +398,6 @@ def table(
 # Pages that do not refresh by themselves, so that a zoom stays: a status line with a button that redraws them.
 
 
-@dataclass(frozen=True)
-class Standing:
-    """State of the data that a page shows."""
-
-    state: Shown
-    evaluations: int
-    ended: int
-    """Number of ended trials."""
-
-
 def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
     """Draw the status line; while the study runs, watch for new data and offer to redraw the page.
 
@@ -430,12 +406,17 @@ def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = No
         snapshot: What the page draws.
         numbers: Trials whose evaluations it draws; None: all.
     """
-    before, drawn_at = standing(store, snapshot, numbers), time.time()
+
+    def evaluations(store: Store, of: Snapshot) -> int:
+        read = data.curves(store, of, analysis.EVALUATED, numbers=numbers, evaluations_only=True)
+        return len(analysis.evaluations(read))
+
+    before, drawn_at = evaluations(store, snapshot), time.time()
 
     def redraw(store: Store, latest: Snapshot) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             draw_status(latest.view, drawn_at)
-            more = news(before, standing(store, latest, numbers))
+            more = news(snapshot.view, latest.view, evaluations(store, latest) - before)
             # Drawn even if there is nothing new: appearing later, it would push the figures down.
             label = f"{more}: refresh" if more else "Up to date"
             is_offered = more or latest.view.row.has_controller
@@ -445,20 +426,12 @@ def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = No
     _at_each_refresh(snapshot, redraw)
 
 
-def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> Standing:
-    """Return the state of the study and of these trials' evaluations (None: all)."""
-    evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=numbers, evaluations_only=True)
-    return Standing(data.shown_state(snapshot.view), len(analysis.evaluations(evaluated)), snapshot.view.ended)
-
-
-def news(before: Standing, now: Standing) -> str:
-    """Describe what is new since the page was drawn; empty if nothing."""
-    evaluations, ended = now.evaluations - before.evaluations, now.ended - before.ended
-    parts = []
-    if evaluations > 0:
-        parts.append(pluralize(evaluations, "new evaluation"))
-    if ended > 0:
-        parts.append(f"{pluralize(ended, 'more trial')} ended")
-    if now.state != before.state:
-        parts.append(f"the study is {_state_text(now.state)}")
-    return ", ".join(parts)
+def news(before: StudyView, now: StudyView, evaluations: int) -> str:
+    """Describe what is new since the page was drawn, so many evaluations among it; empty if nothing."""
+    ended, state = now.ended - before.ended, data.shown_state(now)
+    parts = {
+        pluralize(evaluations, "new evaluation"): evaluations > 0,
+        f"{pluralize(ended, 'more trial')} ended": ended > 0,
+        f"the study is {_state_text(state)}": state != data.shown_state(before),
+    }
+    return ", ".join(part for part, is_new in parts.items() if is_new)

@@ -55,12 +55,6 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     _commands(store, snapshot, rows, looks)
 
 
-def _role(row: TrialRow, answer: Answer | None) -> str:
-    """Return what a trial is of reference, baseline and the answer; empty: none."""
-    title = [] if answer is None or row.number != answer.number else [answer.title]
-    return ", ".join([str(row.origin)] * (row.origin in ALWAYS) + title)
-
-
 def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
     common.heading("Different settings", f"All other settings are equal. In brackets: times trial {rows[0].number}'s.")
     differing = differences(rows)
@@ -85,8 +79,10 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, answer
         "else of its best in the budget, one seed: the highest of several evaluations, so optimistic.",
     )
     headlines = [snapshot.headline(row) for row in rows]
+    titles = {} if answer is None else {answer.number: answer.title}
+    roles = [(row.origin if row.origin in ALWAYS else "", titles.get(row.number, "")) for row in rows]
     outcomes = {
-        "Role": [_role(row, answer) for row in rows],
+        "Role": [", ".join(filter(None, role)) for role in roles],
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Reward": [one.text() for one in headlines],

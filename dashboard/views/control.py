@@ -62,7 +62,7 @@ def _draw(part: str, store: Store, snapshot: Snapshot, chosen: common.Numbers) -
             with head:
                 common.draw_status(snapshot.view)
             new_trial.draw(store, snapshot.view)
-        _order_log(store, snapshot.view)
+        st.fragment(_log, run_every=common.refresh_every(snapshot.view))(store, snapshot.view.row.name)
     with right:
         common.live(snapshot, _what_goes_on)
 
@@ -152,7 +152,7 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
 def _until_run(name: str, lease_token: int) -> None:
     """Rerun the page once a controller has held the study, even if it has ended since."""
     with common.problems_shown():
-        if common.open_store().study(name).lease_token != lease_token:
+        if data.open_store(data.storage()).study(name).lease_token != lease_token:
             st.rerun()
 
 
@@ -202,12 +202,8 @@ def _number(name: str, text: str) -> int | float | str:
         return text
 
 
-def _order_log(store: Store, view: StudyView) -> None:
-    """Draw what was asked of the study; it refreshes while a controller runs it."""
-    st.fragment(_log, run_every=common.refresh_every(view))(store, view.row.name)
-
-
 def _log(store: Store, name: str) -> None:
+    """Draw what was asked of the study; it refreshes while a controller runs it."""
     with common.problems_shown():
         study = store.study(name)
         orders = store.orders(study)

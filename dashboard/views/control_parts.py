@@ -152,7 +152,7 @@ def choose_trial(view: StudyView, key: str, label: str = "") -> TrialRow | None:
 def _trial_line(study: str, number: int, before: tuple[str, str | None]) -> None:
     """Draw a trial's status; a changed one reruns the page, since its buttons depend on it."""
     with common.problems_shown():
-        view = data.snapshot(common.open_store(), study).view
+        view = data.snapshot(data.open_store(data.storage()), study).view
         row = next(row for row in view.trials if row.number == number)
         process = steering.ran_as(view, number)
     st.text(trial_text(row) + ("" if process is None else f" Last process: {process}."))

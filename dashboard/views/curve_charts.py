@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, echarts, style
-from dashboard.charts import KL_METRICS, Drawing
-from dashboard.curve_points import WHOLE, representatives, zoomed
+from dashboard.charts import KL_METRICS
+from dashboard.curve_points import WHOLE, Drawing, needed, representatives, spread, zoomed
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
@@ -32,12 +32,8 @@ class ChartData:
     """The steps of the trials in colour and in grey."""
     stamp: str
     """Changes whenever the trials change (see `data.stamp`)."""
-    bright: common.Numbers
-    """Trials in colour."""
     looks: Mapping[int, style.Look]
-    """Their looks."""
-    others: Sequence[int]
-    """Trials in grey."""
+    """Looks of the trials in colour, by number."""
     drawing: Drawing
 
     @classmethod
@@ -54,25 +50,16 @@ class ChartData:
         """Read the steps. Other trials than those in colour are grey in the background, or left out."""
         drawing = drawing or Drawing(axis="episodes")
         bright = common.highlighted(snapshot, chosen, charts.MOST_LINES)
-        others: Sequence[int] = []
-        if with_others:
-            others = representatives([row.number for row in snapshot.view.trials], bright)
+        others = representatives([row.number for row in snapshot.view.trials], bright) if with_others else []
         numbers = [*bright, *others]
-        columns = charts.needed((*DEFAULT_METRICS, *metrics), drawing.axis)
+        columns = needed((*DEFAULT_METRICS, *metrics), drawing.axis)
         frame = data.curves(store, snapshot, columns, numbers=numbers)
-        looks = common.looks(snapshot, bright)
-        return cls(snapshot, frame, data.stamp(store, snapshot, numbers), bright, looks, others, drawing)
+        return cls(snapshot, frame, data.stamp(store, snapshot, numbers), common.looks(snapshot, bright), drawing)
 
     @property
     def rows(self) -> list[TrialRow]:
         """The trials in colour."""
-        return [row for row in self.snapshot.view.trials if row.number in self.bright]
-
-    @property
-    def rows_with_steps(self) -> list[TrialRow]:
-        """All trials that have a step."""
-        numbers = set(self.frame["trial"])
-        return [row for row in self.snapshot.view.trials if row.number in numbers]
+        return [row for row in self.snapshot.view.trials if row.number in self.looks]
 
     def is_measured(self, metric: str) -> bool:
         """Return whether any trial has a reading of a metric."""
@@ -99,7 +86,7 @@ def draw(curves: ChartData, metrics: Sequence[str], *, height: int, is_first_wid
         st.caption(f"Not measured in these trials: {', '.join(missing)}.")
 
 
-def draw_pace(curves: ChartData, number: int, *, height: int) -> None:
+def draw_pace(curves: ChartData, number: int) -> None:
     """Draw the metrics `charts.PACE` of a trial in `curves` that keeps its KL step; of another nothing."""
     if not curves.is_measured(KL_STEP):
         return
@@ -111,7 +98,7 @@ def draw_pace(curves: ChartData, number: int, *, height: int) -> None:
     with st.grid(3, min_column_width=280):
         for metric in charts.PACE:
             option = charts.pace(curves.frame, metric, look=curves.looks[number], drawing=curves.drawing)
-            _echarts(option, f"{metric} pace", curves, height, METRICS[metric].title)
+            _echarts(option, f"{metric} pace", curves, 200, METRICS[metric].title)
 
 
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
@@ -129,7 +116,7 @@ def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: in
 
 def _echarts(option: Option, key: str, curves: ChartData, height: int, title: str) -> None:
     key = key if curves.drawing.window == WHOLE else f"{key} {curves.drawing.window}"
-    alt = f"{title} over {curves.drawing.axis}; in colour: trials {', '.join(map(str, curves.bright))}"
+    alt = f"{title} over {curves.drawing.axis}; in colour: trials {', '.join(map(str, curves.looks))}"
     st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, curves))
 
 
@@ -186,7 +173,7 @@ def _help(curves: ChartData, metric: str) -> str:
             "Points are evaluations. At hollow ones, KL plus one standard error exceeds the KL budget; ★ marks "
             "the one that gives the trial its value."
         )
-    names = charts.spread(metric)
+    names = spread(metric)
     if names:
         what = "the standard error over the eval prompts" if len(names) == 1 else "the rollouts from minimum to maximum"
         texts.append(f"Shaded, for up to {charts.MOST_SPREADS} trials: {what}.")
@@ -217,7 +204,7 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
         looks=_curves.looks,
         drawing=drawing,
         levels=_levels,
-        targets=targets(snapshot, _curves.bright, frame) if _metric in KL_METRICS else None,
+        targets=targets(snapshot, list(_curves.looks), frame) if _metric in KL_METRICS else None,
         kl_budget=snapshot.view.spec.kl_budget,
         names={row.number: analysis.name(row, drawing.by) for row in _curves.rows} if drawing.by else {},
         groups=_groups(_curves),
@@ -233,10 +220,11 @@ def _groups(curves: ChartData) -> dict[int, str]:
     setting = curves.drawing.by
     if not setting or not curves.drawing.grouped:
         return {}
+    begun = set(curves.frame["trial"])
     values = {
         row.number: float(value)
-        for row in curves.rows_with_steps
-        if isinstance(value := row.config.get(setting), int | float)
+        for row in curves.snapshot.view.trials
+        if row.number in begun and isinstance(value := row.config.get(setting), int | float)
     }
     middle, is_split = statistics.median(values.values() or [0.0]), len(set(values.values())) > MOST_VALUES
     groups = {}

@@ -5,9 +5,8 @@ from functools import partial
 
 import streamlit as st
 
-from dashboard import analysis, charts
-from dashboard.charts import Drawing
-from dashboard.curve_points import AXES, WHOLE
+from dashboard import analysis
+from dashboard.curve_points import AXES, WHOLE, Drawing, spread
 from dashboard.data import Snapshot
 from dashboard.views import common, curve_charts
 from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
@@ -42,7 +41,6 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 
 def _draw(store: Store, snapshot: Snapshot, chosen: common.Numbers, metrics: tuple[str, ...], drawing: Drawing) -> None:
-    """Draw the curves."""
     curve_charts.whole_run_button()
     curves = ChartData.read(store, snapshot, chosen, metrics, drawing)
     if curves.frame.empty:
@@ -108,7 +106,7 @@ def metrics_of(picked: Sequence[str]) -> tuple[str, ...]:
 
 def by_group() -> list[str]:
     """Return all metrics except quantiles (drawn with their mean), each group after its name."""
-    quantiles = {each for name in METRICS for each in charts.spread(name) if not each.endswith("_se")}
+    quantiles = {each for name in METRICS for each in spread(name) if not each.endswith("_se")}
     order = [*GROUPS.values(), "Run"]
     names = [*order, *(name for name in METRICS if name not in quantiles)]
     return sorted(names, key=lambda name: order.index(_group(name)))

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard import data, health, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views.common import ago, heading, looks, table, trial_link
+from dashboard.views.common import ONE_TRIAL, ago, heading, looks, page_link, table
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, fixed, measured, pluralize
 from tuner.store import Store, TrialRow
@@ -49,7 +49,7 @@ def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
         st.badge(f"{glyph} {card.health}", color=colour, help=usual)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit, places))
-    trial_link(card.number, f"Open trial {card.number}")
+    page_link("runs", f"Open trial {card.number}", view=ONE_TRIAL, n=f"{card.number}")
 
 
 def _card_text(card: Card, limit: float, places: int) -> str:
@@ -65,7 +65,7 @@ def _card_text(card: Card, limit: float, places: int) -> str:
 def read_cards(store: Store, snapshot: Snapshot, *, with_confirming: bool = False) -> list[Card]:
     """Return the cards of unfinished trials, `with_confirming` also of unfinished confirming runs."""
     view, row = snapshot.view, snapshot.view.row
-    rows = [*view.trials, *(view.confirming if with_confirming else ())]
+    rows = snapshot.runs if with_confirming else view.trials
     unfinished = [trial.number for trial in rows if not trial.status.is_final]
     steps = data.curves(store, snapshot, health.READ, numbers=unfinished)
     return health.cards(rows, steps, limit=view.spec.kl_limit, now=row.read_at or row.created_at)
@@ -77,7 +77,7 @@ def draw_table(store: Store, snapshot: Snapshot) -> None:
     if not cards:
         return
     heading("Running and queued" if view.row.has_controller else "Unfinished trials")
-    row_of = {row.number: row for row in (*view.trials, *view.confirming)}
+    row_of = {row.number: row for row in snapshot.runs}
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     table(
         pd.DataFrame(_unfinished(card, row_of[card.number]) for card in cards),
@@ -126,9 +126,9 @@ def what_it_is(row: TrialRow) -> str:
 
 def draw_events(store: Store, snapshot: Snapshot) -> None:
     """Draw the latest starts, pauses and ends of trials and confirming runs, with reasons."""
-    rows = sorted(
-        (*snapshot.view.trials, *snapshot.view.confirming), key=lambda row: row.ended_at or row.started_at, reverse=True
-    )[: 3 * MOST_EVENTS]  # pauses are later than starts
+    rows = sorted(snapshot.runs, key=lambda row: row.ended_at or row.started_at, reverse=True)[
+        : 3 * MOST_EVENTS
+    ]  # pauses are later than starts
     if not rows:
         return
     heading("What happened", "Trials and confirming runs that started, were paused or ended last.")

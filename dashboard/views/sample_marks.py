@@ -112,10 +112,7 @@ def legend(reading: str, low: float, high: float, *, is_capped: bool = False) ->
     pieces: list[Piece] = [(title, "opacity: 0.7", "")]
     places = decimals([low, high])
     for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
-        pieces += [
-            (f"\u00a0{fixed(value, places)}\u00a0", _shade(value / max(-low, high)), ""),
-            (" ", "", ""),
-        ]
+        pieces += [(f"\u00a0{fixed(value, places)}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]
     return pieces
 
 

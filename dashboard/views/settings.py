@@ -33,16 +33,13 @@ def _reference(view: StudyView) -> tuple[TrialRow, str]:
 def all_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame:
     """Return every hyperparameter of a trial, with the value of the reference (or the first trial) where it differs."""
     first, name = _reference(view)
-    pairs = {setting: (trial.config[setting], first.config.get(setting)) for setting in trial.config}
+    rows = [
+        (title_of(key), safe_text.cell(key), safe_text.cell(short(own, 4)),
+         "" if own == first.config.get(key) else safe_text.cell(short(first.config.get(key), 4)))
+        for key, own in trial.config.items()
+    ]  # fmt: skip
     return pd.DataFrame(
-        {
-            "Setting": [title_of(setting) for setting in pairs],
-            "Name": [safe_text.cell(setting) for setting in pairs],
-            f"Trial {trial.number}": [safe_text.cell(short(own, 4)) for own, _ in pairs.values()],
-            f"{name.capitalize()}, if different": [
-                "" if own == other else safe_text.cell(short(other, 4)) for own, other in pairs.values()
-            ],
-        }
+        rows, columns=["Setting", "Name", f"Trial {trial.number}", f"{name.capitalize()}, if different"]
     )
 
 
@@ -52,10 +49,7 @@ def changed_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame | str:
     changed = {setting: pair for setting, pair in results.differences([first, trial]).items() if setting != "seed"}
     if not changed:
         return f"Trial {trial.number} is {name}." if trial.number == first.number else f"Its settings are {name}'s."
-    return pd.DataFrame(
-        {
-            "Changed setting": [title_of(setting) for setting in changed],
-            f"Trial {trial.number}": [safe_text.cell(short(new, 4)) for _, new in changed.values()],
-            name.capitalize(): [safe_text.cell(short(old, 4)) for old, _ in changed.values()],
-        }
-    )
+    rows = [
+        (title_of(key), *(safe_text.cell(short(one, 4)) for one in (new, old))) for key, (old, new) in changed.items()
+    ]
+    return pd.DataFrame(rows, columns=["Changed setting", f"Trial {trial.number}", name.capitalize()])

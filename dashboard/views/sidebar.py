@@ -60,7 +60,7 @@ def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
 def _numbers(snapshot: Snapshot) -> list[int]:
     """Return the numbers of the study's trials and of those still to start, without confirming runs."""
     known = [row.number for row in snapshot.view.trials]
-    first = max((*known, *(row.number for row in snapshot.view.confirming)), default=-1) + 1
+    first = max((row.number for row in snapshot.runs), default=-1) + 1
     to_start = max(0, (data.total(snapshot.view) or 0) - len(known))
     return [*known, *range(first, first + to_start)]
 

@@ -87,11 +87,7 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
     plot = figures.in_common(trials, name)
     if plot.layout.xaxis.type == "log":
         plot.update_xaxes(dtick="D2")  # labels at 1, 2 and 5 alone
-    common.figure(
-        plot,
-        key="in common",
-        alt=f"The value of every trial over {name}, a colour for each study",
-    )
+    common.figure(plot, key="in common", alt=f"The value of every trial over {name}, a colour for each study")
 
 
 def task_text(task: Task) -> str:

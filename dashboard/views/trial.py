@@ -7,19 +7,9 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import safe_text, style
-from dashboard.charts import Drawing
+from dashboard.curve_points import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import (
-    changes,
-    common,
-    compare,
-    curve_charts,
-    incident,
-    ppo_health,
-    running,
-    samples,
-    settings,
-)
+from dashboard.views import changes, common, compare, curve_charts, incident, ppo_health, running, samples, settings
 from dashboard.views.curve_charts import ChartData
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
@@ -90,7 +80,7 @@ def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
         return False
     curve_charts.whole_run_button()
     curve_charts.draw(drawn, CHARTS, height=400)
-    curve_charts.draw_pace(drawn, number, height=200)
+    curve_charts.draw_pace(drawn, number)
     return True
 
 

@@ -175,7 +175,6 @@ def _searched(trials: pd.DataFrame) -> list[str]:
 
 
 def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.Look]:
-    """Return each trial's look in the charts."""
     return [looks.get(number, style.Look(style.NEUTRAL, style.SOLID)) for number in trials["number"]]
 
 

@@ -176,7 +176,6 @@ def _select(key: str, figure: str) -> None:
 
 
 def _slices(spec: StudySpec, linked: _Linked) -> None:
-    """Draw the reward over each hyperparameter."""
     names = linked.ranked["reward"][:MOST_AXES]
     trials = importance_figures.of_panels(linked.trials, linked.marked)
     left_out = len(importance_figures.trained(linked.trials)) - len(trials)
@@ -199,7 +198,6 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
 
 
 def _kl_slice(spec: StudySpec, linked: _Linked) -> None:
-    """Draw the KL over one hyperparameter."""
     common.heading("KL over one hyperparameter")
     name = _hyperparameter("Hyperparameter", linked.ranked["KL"], "setting")
     linked.figure(

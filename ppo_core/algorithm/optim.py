@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from ppo_core.config.hyperparameters import PPOConfig, Schedule
+from ppo_core.config.fields import Schedule
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.world import World
 from ppo_core.models import fsdp as sharding
 from ppo_core.models import quantized

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ppo_core.config.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
@@ -39,33 +39,9 @@ from ppo_core.data.task import Prompt, Prompts
 from ppo_core.errors import TaskError, first_line, nearest
 from ppo_core.output import pluralize
 
-if TYPE_CHECKING:  # importing them loads torch, or takes a second
+if TYPE_CHECKING:  # importing them loads torch, or takes a second, which declarations and text files should not
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-
-# `datasets` is imported where it is used: that takes a second, which declarations and text files should not.
-
-
-def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
-    """Return a Parquet file's rows, caching nothing."""
-    problem = f"{source.where}: {path.name} is not a Parquet file"
-    with tempfile.TemporaryDirectory() as cache:
-        options = {"cache_dir": cache, "keep_in_memory": True}
-        return _DatasetSplit(_loaded(lambda hf: hf.Dataset.from_parquet(str(path), **options), problem), suffix)
-
-
-def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
-    """Return the splits of a folder that `datasets` saved; a dataset without splits is "train"."""
-    problem = f"{source.where}: the folder is not a whole saved dataset"
-    read = _loaded(lambda hf: hf.load_from_disk(folder), problem)
-    return _splits(read) if isinstance(read, dict) else {"train": _DatasetSplit(read, "")}
-
-
-def read_hub(source: PromptSource) -> dict[str, Split]:
-    """Return the splits of a hub dataset, from the cache of `datasets` if they are there."""
-    problem = f"{source.where}: no such file or folder, and no such dataset on the hub"
-    return _splits(_loaded(lambda hf: hf.load_dataset(source.path, source.config), problem))
 
 
 def _loaded(load: Callable[[Any], Any], problem: str) -> Any:
@@ -90,7 +66,10 @@ def _loaded(load: Callable[[Any], Any], problem: str) -> Any:
             datasets.enable_progress_bars()
 
 
-def _splits(loaded: "dict[str, Dataset]") -> dict[str, Split]:
+def _splits(loaded: "dict[str, Dataset] | Dataset") -> dict[str, Split]:
+    """Return a dataset's splits by name; one without splits is "train"."""
+    if not isinstance(loaded, dict):
+        return {"train": _DatasetSplit(loaded, "")}
     return {str(name): _DatasetSplit(dataset, f" of {name}") for name, dataset in loaded.items()}
 
 
@@ -223,13 +202,21 @@ def _read_cells(cells: list[str]) -> dict[str, Any]:
     return dict(zip(cells, map(plain, values), strict=True)) if is_one_kind else {}
 
 
+def _read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
+    """Return a Parquet file's rows, caching nothing."""
+    problem = f"{source.where}: {path.name} is not a Parquet file"
+    with tempfile.TemporaryDirectory() as cache:
+        options = {"cache_dir": cache, "keep_in_memory": True}
+        return _DatasetSplit(_loaded(lambda hf: hf.Dataset.from_parquet(str(path), **options), problem), suffix)
+
+
 READERS: Mapping[str, Callable[[Path, str, PromptSource], Split]] = MappingProxyType(
     {
         ".jsonl": _read_lines,
         ".json": _read_json,
         ".csv": partial(_read_csv, delimiter=","),
         ".tsv": partial(_read_csv, delimiter="\t"),
-        ".parquet": read_parquet,
+        ".parquet": _read_parquet,
     }
 )
 """File readers by suffix. Each takes the path, the suffix of row numbers in messages, and the source."""
@@ -260,7 +247,8 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
     splits: Mapping[str, Split]
     notes: tuple[str, ...] = ()
     if path.is_dir() and ((path / "dataset_dict.json").exists() or (path / "state.json").exists()):
-        splits = read_saved(path, source)
+        problem = f"{source.where}: the folder is not a whole saved dataset"
+        splits = _splits(_loaded(lambda hf: hf.load_from_disk(path), problem))
     elif path.is_dir():
         splits, notes = _read_folder(path, source)
     elif path.exists():
@@ -268,7 +256,8 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
     elif path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
         raise TaskError(f"{source.where}: {not_found(path)}")
     else:
-        splits = read_hub(source)
+        problem = f"{source.where}: no such file or folder, and no such dataset on the hub"
+        splits = _splits(_loaded(lambda hf: hf.load_dataset(source.path, source.config), problem))
     return {**splits, **{str(file): read_file(file, f" of {file.name}", source) for file in files}}, notes
 
 
@@ -306,13 +295,8 @@ UNREADABLE_AT_MOST = 0.5
 """Maximum share of unreadable rows; more mean the wrong file or column."""
 
 
-class _Kept(NamedTuple):
-    position: int
-    """Position among the rows read for its split."""
-    where: str
-    prompt: Prompt
-
-
+Kept = tuple[int, Prompt]
+"""A prompt, after its position among the rows read for its split."""
 LeftOut = Mapping[Reason, Sequence[tuple[str, str]]]
 """Rows that are not prompts, by reason: the name of each, and details."""
 
@@ -340,25 +324,25 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     if len(unreadable) > UNREADABLE_AT_MOST * len(everything):
         kinds = ", ".join(_kinds({"unreadable": unreadable}, source))
         raise TaskError(f"{source.where}: too few of {pluralize(len(everything), 'row')} can be read: {kinds}")
-    drawn = draw([row.position for row in kept["pool"]], plan, source)
-    parts = {role: kept[role] if role in kept else [kept["pool"][i] for i in drawn[role]] for role in drawn}
-    prompts = Prompts(**{role: tuple(row.prompt for row in part) for role, part in parts.items()})
+    drawn = draw([position for position, _ in kept["pool"]], plan, source)
+    taken = {role: kept[role] if role in kept else [kept["pool"][i] for i in drawn[role]] for role in drawn}
+    parts = {role: tuple(prompt for _, prompt in part) for role, part in taken.items()}
     _check_filled(parts, left_out, len(everything), source)
-    if source.system is not None and all(row.prompt.messages is None for part in kept.values() for row in part):
+    if source.system is not None and all(prompt.messages is None for part in kept.values() for _, prompt in part):
         raise TaskError(f'{source.where}: system is for chats, and the column "{column}" holds texts')
     unused = len(kept["pool"]) - sum(map(len, drawn.values()))
     sizes = ", ".join(f"{len(part)} {role}" for role, part in parts.items())
-    texts = [row.prompt.text for part in parts.values() for row in part if row.prompt.messages is None]
+    texts = [prompt.text for part in parts.values() for prompt in part if prompt.messages is None]
     twice = repeated_opening(texts, tokenizer)
     dated = date_note(source, tokenizer) if len(texts) < sum(map(len, parts.values())) else None
-    return prompts, (
+    return Prompts(**parts), (
         *notes,
         *_left_out_note("prompts: ", left_out, len(everything), source),
         *((f"prompts: {pluralize(unused, 'row')} in no split",) if unused else ()),
         *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
         *((dated,) if dated else ()),
         f'prompts: {sizes}, from the column "{column}"',
-        *_few_note(len(prompts.eval), plan),
+        *_few_note(len(parts["eval"]), plan),
     )
 
 
@@ -392,14 +376,12 @@ def _column(rows: Sequence[PromptRow], source: PromptSource) -> str:
     names = _column_names(rows)
     if not names:  # nothing was readable, which is reported as such
         return source.column or PROMPT_COLUMNS[0]
+    found = next((name for name in ((source.column,) if source.column else PROMPT_COLUMNS) if name in names), None)
+    if found is not None:
+        return found
     available = f"it has: {', '.join(names)}"
     if source.column is not None:
-        if source.column not in names:
-            raise TaskError(f'{source.where}: no column "{source.column}"; {available}{nearest(source.column, names)}')
-        return source.column
-    for name in PROMPT_COLUMNS:
-        if name in names:
-            return name
+        raise TaskError(f'{source.where}: no column "{source.column}"; {available}{nearest(source.column, names)}')
     raise TaskError(
         f"{source.where}: none of the columns {', '.join(PROMPT_COLUMNS)}; {available}; name the prompts' column"
     )
@@ -407,39 +389,35 @@ def _column(rows: Sequence[PromptRow], source: PromptSource) -> str:
 
 def _sifted(
     rows: Mapping[str, Sequence[PromptRow]], column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase"
-) -> tuple[dict[str, list[_Kept]], LeftOut]:
+) -> tuple[dict[str, list[Kept]], LeftOut]:
     """Return each split's rows that are prompts, each text in the first split that has it, and the rows left out."""
-    kept: dict[str, list[_Kept]] = {}
+    kept: dict[str, list[Kept]] = {}
     left_out: dict[Reason, list[tuple[str, str]]] = {reason: [] for reason in get_args(Reason)}
     seen: set[str] = set()
     for role, part in rows.items():
-        prompts = []
+        prompts = list[Kept]()
         for position, row in enumerate(part):
+            others = {name: value for name, value in (row.values or {}).items() if name != column}
             try:
-                prompts.append(_Kept(position, row.where, _prompt(row, column, source, tokenizer)))
+                if row.values is None or column not in row.values:
+                    raise NoPromptError("unreadable", row.fault or f'no column "{column}"')
+                prompt = make_prompt(row.values[column], others, source, tokenizer)
+                prompts.append((position, replace(prompt, where=row.where)))
             except NoPromptError as error:
                 left_out[error.reason].append((row.where, error.why))
         kept[role] = []
-        lengths = prompt_lengths([each.prompt for each in prompts], tokenizer)
-        for each, length in zip(prompts, lengths, strict=True):
-            text = each.prompt.text
-            if 0 < length <= source.max_prompt_tokens and text not in seen:
-                seen.add(text)
-                kept[role].append(each)
+        lengths = prompt_lengths([prompt for _, prompt in prompts], tokenizer)
+        for (position, prompt), length in zip(prompts, lengths, strict=True):
+            if 0 < length <= source.max_prompt_tokens and prompt.text not in seen:
+                seen.add(prompt.text)
+                kept[role].append((position, prompt))
             else:  # a tokenizer can make no token of a text
                 long = length > source.max_prompt_tokens
-                left_out["too long" if long else "repeated" if length else "empty"].append((each.where, ""))
+                left_out["too long" if long else "repeated" if length else "empty"].append((prompt.where, ""))
     return kept, left_out
 
 
-def _prompt(row: PromptRow, column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> Prompt:
-    if row.values is None or column not in row.values:
-        raise NoPromptError("unreadable", row.fault or f'no column "{column}"')
-    others = {name: value for name, value in row.values.items() if name != column}
-    return replace(make_prompt(row.values[column], others, source, tokenizer), where=row.where)
-
-
-def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count: int, source: PromptSource) -> None:
+def _check_filled(parts: Mapping[str, Sequence[Prompt]], left_out: LeftOut, count: int, source: PromptSource) -> None:
     for role, part in parts.items():
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())

@@ -50,24 +50,26 @@ class PromptSource:
     """A .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files, a folder that `datasets` saved, or a
     dataset's id on the hub."""
     config: str | None = None
-    """Configuration of a hub dataset."""
+    """Of a hub dataset."""
     column: str | None = None
-    """Column with the prompts, texts or chats; unset: the first existing one of PROMPT_COLUMNS."""
+    """Column with the prompts, texts or chats; unset: the first of prompt, query, question, instruction, text and
+    messages that is there."""
     train: SplitChoice = None
-    """Unset: all rows in neither of the others."""
+    """What is trained on; unset: all rows in neither of the others."""
     eval: SplitChoice = None
-    """Unset: the split called validation, else 256 rows, at most an eighth."""
+    """What trials are judged on, all of it at each evaluation; unset: the split called validation, else 256 rows, at
+    most an eighth."""
     test: SplitChoice = None
-    """Unset: the split called test, else 256 rows, at most an eighth."""
+    """Used once, for the answer and by `confirm`; unset: the split called test, else 256 rows, at most an eighth."""
     seed: int = 0
-    """Selects the rows for a share or a number of rows."""
+    """Of the random splits."""
     max_prompt_tokens: int = 512
-    """Longer rows are left out, and counted."""
+    """512 unless given; longer rows are left out, and counted."""
     system: str | None = None
-    """System message for chats that do not begin with one."""
+    """A message for chats without one."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the chat template, such as `enable_thinking`; `strftime_now` is the date that it prints (DATE
-    unless given)."""
+    """A table of what the chat template is given, such as `enable_thinking`; its `strftime_now` is the date that it
+    prints, 2024-07-26 unless given."""
 
     def __post_init__(self) -> None:
         checks.text(self.path, "prompts: path", "a string")

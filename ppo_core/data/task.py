@@ -72,23 +72,28 @@ class RewardPart:
     """One source of reward; a task's score is the weighted sum of its parts."""
 
     name: str
-    """Its name in metrics (`reward/<name>`), samples and errors."""
+    """What metrics (`reward/<name>`), samples and errors call it."""
     kind: RewardKind
+    """`model`, `function` or `http`; in a file unless given what `where` looks like."""
     where: str
     """A sequence-classification model's path or hub id; `package.module:function`, `file.py:function` or
     `file.pkl:function`; a URL."""
     weight: float = 1.0
+    """Its weight in the sum."""
     timeout: float | None = None
-    """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS. After a call that
-    took longer, the function has as long again to show which sample does, and if none does, to answer."""
+    """Seconds: 30 for a request to a URL, 300 for a function call. A function that exceeds it gets the same time again
+    to find the slow sample or, if there is none, to score the batch once more. A hanging function is interrupted by a
+    signal. On Linux this leaves the function's own alarms alone; on macOS it uses the alarm itself, so a function that
+    sets an alarm has no other limit."""
     retries: int = 2
-    """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
+    """Further attempts of a failed request to a URL, 2 unless given; then a study waits. All of them should take less
+    than a step may (`[workers]`), so that an outage is found before a step counts as hung."""
     batch_size: int = 64
-    """Responses per HTTP request."""
+    """Responses in a request to a URL."""
     concurrency: int = 4
-    """Concurrent HTTP requests; 1 for a server that should get them one after the other."""
+    """Requests to a URL at a time; 1 for a server that should get them one after the other."""
     append_eos: bool = True
-    """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+    """Whether a model reads its own EOS after a response that ended by itself, as reward models are trained."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of a model's chat template, over those of the prompts."""
 

@@ -183,15 +183,15 @@ class FunctionReward:
             with _time_limit(self.part.seconds):
                 return self._call(batch) if begun is None else begun.result()
         except (Exception, SystemExit) as error:
-            where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
-            raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
+            blamed = self._culprit(batch) or _together(batch)
+            raise RewardError(f"{self.who} raised {one_line(error)} at {raised_at(error)}; on {blamed}") from error
         except _TimeUp:
-            problem = f"{self.who} gave no answer within {self.part.seconds:g} s"
+            pass
         if begun is not None:
             begun.cancel()
-        row = self._culprit(batch)
-        problem = f"{problem}; on {self._blamed(batch, row)}"
-        if row is None:
+        culprit = self._culprit(batch)
+        problem = f"{self.who} gave no answer within {self.part.seconds:g} s; on {culprit or _together(batch)}"
+        if culprit is None:
             logger.warning("%s; once again", problem)
             with suppress(Exception, SystemExit, _TimeUp), _time_limit(self.part.seconds):
                 return self._call(batch)
@@ -249,23 +249,27 @@ class FunctionReward:
                 )
         return None
 
-    def _culprit(self, batch: Batch) -> int | None:
-        """Return the first sample on which the function fails by itself, or at which its time is up again, or None."""
+    def _culprit(self, batch: Batch) -> str | None:
+        """Return the first sample on which the function fails by itself; None: on none.
+
+        All samples together have as long as a call: where that is up the sample whose turn it is may be innocent, so
+        it is told apart.
+        """
         row = 0
         _leave_blocked_loop()
         try:
             with _time_limit(self.part.seconds):
                 for row in range(len(batch)):
                     self._call(batch.rows(row, row + 1))
-        except (Exception, SystemExit, _TimeUp):
-            return row
+        except (Exception, SystemExit):
+            return batch.sample(row)
+        except _TimeUp:
+            return f"{batch.sample(row)}, where trying one by one took as long again"
         return None
 
-    @staticmethod
-    def _blamed(batch: Batch, row: int | None) -> str:
-        if row is not None:
-            return batch.sample(row)
-        return f"{len(batch)} samples together but on none of them alone; the first is {batch.sample(0)}"
+
+def _together(batch: Batch) -> str:
+    return f"{len(batch)} samples together but on none of them alone; the first is {batch.sample(0)}"
 
 
 def load_function(part: RewardPart) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,32 +183,6 @@ def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path) ->
 
 
 # No store, or none that can be shown
-
-
-def commands(app: AppTest, path: Path) -> list[str]:
-    """Return the words of the `ppo-tuner` commands on the store at `path`."""
-    where = f" --storage sqlite:///{path}"
-    ours = [code.value for code in app.code if code.value.startswith("ppo-tuner ") and code.value.endswith(where)]
-    return [command.removeprefix("ppo-tuner ").removesuffix(where) for command in ours]
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"not a database at all" * 100)
-
-
-def damaged(path: Path) -> None:
-    fake_store.build(path, courses=(GOOD,)).close()
-    change(path, "DROP TABLE ppo_steps")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"), [(garbage, "failed: file is not a database"), (damaged, "no such table: ppo_steps")]
-)
-def test_a_database_that_cannot_be_shown_is_said(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
-    spoil(tmp_path / "store.db")
-    app = page(tmp_path / "store.db")
-    assert [name for name in subheaders(app) if "cannot" in name] == ["This store cannot be shown"]
-    assert sum(said in text for text in texts(app)) == 1
 
 
 def test_a_store_that_appears_is_shown_at_the_next_look(tmp_path: Path) -> None:

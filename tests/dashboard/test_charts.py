@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import charts, curve_points, echarts, style
-from dashboard.charts import Drawing
+from dashboard.curve_points import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curve_charts, curves
+from dashboard.views import answer, curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.judge.results import StudyView
@@ -170,7 +170,7 @@ FOUND = pd.DataFrame({"seconds": [10.0, 30.0], "value": [1.0, 1.5], "trial": [4,
 
 
 def test_the_best_so_far_is_a_line_of_steps_to_all_that_was_spent() -> None:
-    option = charts.progress(FOUND, 80, 0.42)
+    option = answer.progress(FOUND, 80, 0.42)
     assert drawn(option, "Best so far") == [[0, pytest.approx(0.42)], [10, 1], [30, 1.5], [80, 1.5]]
     assert named(option, "Best so far")["step"] == "end"
     risen = named(option, "Trial 7 at step 9")

@@ -147,11 +147,14 @@ def test_a_finished_study_is_to_be_run_for_actions_that_wait_alone(folder: Path,
 def until_run() -> None:
     import streamlit as st
 
-    from dashboard.views import common, control
+    from dashboard import data
+    from dashboard.views import control
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     if st.session_state["drawn"] == 1:
-        control._until_run("reviews", common.open_store().study("reviews").lease_token - st.session_state["runs"])
+        control._until_run(
+            "reviews", data.open_store(data.storage()).study("reviews").lease_token - st.session_state["runs"]
+        )
 
 
 @pytest.mark.parametrize(("runs", "times"), [(0, 1), (1, 2)])

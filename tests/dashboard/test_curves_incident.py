@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import diagnosis, health
+from dashboard import diagnosis, health, incident
 from dashboard.views import ppo_health
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
@@ -26,20 +26,20 @@ def steps(kl: list[float] = KL, **signals: list[float]) -> pd.DataFrame:
     """Step rows of one trial; a signal that is not named was never measured."""
     named = {"clip": CLIP, "entropy": ENTROPY, "lr": RATE, "length": LENGTH}
     frame = pd.DataFrame({"trial": 0, "step": range(len(kl)), "episode": 0, "at": 0.0, "objective/kl_exact": kl})
-    for signal in diagnosis.SIGNALS:
+    for signal in incident.SIGNALS:
         frame[signal.metric] = NAN
     for name, values in signals.items():
         frame[named[name]] = values
     return frame
 
 
-def found(frame: pd.DataFrame) -> diagnosis.Incident:
-    result = diagnosis.find(frame, limit=15, budget=10)
+def found(frame: pd.DataFrame) -> incident.Incident:
+    result = incident.find(frame, limit=15, budget=10)
     assert result is not None
     return result
 
 
-def moved(result: diagnosis.Incident, metric: str) -> diagnosis.Moved:
+def moved(result: incident.Incident, metric: str) -> incident.Moved:
     [move] = [move for move in result.moves if move.signal.metric == metric]
     return move
 
@@ -52,7 +52,7 @@ def test_the_crossing_is_the_first_step_over_the_limit_else_the_budget() -> None
     assert (over.line, over.step, over.kl) == ("limit", 11, 16)
     below = found(steps(KL[:11]))
     assert (below.line, below.step, below.kl) == ("budget", 10, 11)
-    assert diagnosis.find(steps(KL[:10]), limit=15, budget=10) is None
+    assert incident.find(steps(KL[:10]), limit=15, budget=10) is None
 
 
 def test_what_is_usual_comes_of_the_first_third_and_of_at_least_four_steps() -> None:
@@ -84,9 +84,9 @@ def test_the_earliest_move_is_the_first_and_ties_are_told_together() -> None:
     entropy = [3.0] * 7 + [1.0] * 6
     result = found(steps(clip=clip, entropy=entropy))
     assert [move.signal.metric for move in result.first] == [ENTROPY]
-    assert diagnosis.incident_text(result).startswith("Entropy moved first, at step 7, 4 steps before the KL crossed:")
+    assert incident.text(result).startswith("Entropy moved first, at step 7, 4 steps before the KL crossed:")
     both = found(steps(clip=clip, entropy=[3.0] * 9 + [1.0] * 4))
-    assert diagnosis.incident_text(both).startswith("Clip fraction and Entropy moved first, at step 9, 2 steps before")
+    assert incident.text(both).startswith("Clip fraction and Entropy moved first, at step 9, 2 steps before")
 
 
 def test_a_schedule_that_lowers_the_learning_rate_is_no_move_and_a_rise_is() -> None:
@@ -98,9 +98,9 @@ def test_a_schedule_that_lowers_the_learning_rate_is_no_move_and_a_rise_is() -> 
 def test_what_moves_after_the_crossing_does_not_count() -> None:
     late = found(steps(clip=[0.1] * 12 + [0.9]))
     assert moved(late, CLIP).step is None
-    assert diagnosis.incident_text(late) == "No signal left its usual range before the KL crossed."
+    assert incident.text(late) == "No signal left its usual range before the KL crossed."
     at_once = found(steps(clip=[0.1] * 11 + [0.9] * 2))
-    assert diagnosis.incident_text(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
+    assert incident.text(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
 
 
 # PPO's health
@@ -225,8 +225,8 @@ def test_the_pages_and_the_diagnosis_agree_on_reward_hacking(name: str, beyond: 
 
 @pytest.mark.parametrize(("kl", "line"), [(9.99, None), (10.01, "budget"), (14.99, "budget"), (15.01, "limit")])
 def test_incident_diagnosis_and_guard_agree_on_a_kl_over_a_line(kl: float, line: str | None) -> None:
-    incident = diagnosis.find(steps([kl] * 6), limit=15, budget=10)
-    assert (incident and incident.line) == line
+    found = incident.find(steps([kl] * 6), limit=15, budget=10)
+    assert (found and found.line) == line
     _, told = readings(total=6, objective__kl_exact=[kl] * 6)
     assert [one.rule for one in told] == ["KL too high"] * (line is not None)
     state, reason = GuardState(), None

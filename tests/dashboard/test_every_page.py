@@ -99,8 +99,19 @@ def newer(path: Path) -> str:
     return f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"
 
 
+def garbage(path: Path) -> str:
+    path.write_bytes(b"not a database at all" * 100)
+    return "failed: file is not a database"
+
+
+def damaged(path: Path) -> str:
+    fake_store.build(path, courses=(FAILED,)).close()
+    change(path, "DROP TABLE ppo_trials")
+    return "no such table: ppo_trials"
+
+
 @every_page
-@pytest.mark.parametrize("spoil", [foreign, newer])
+@pytest.mark.parametrize("spoil", [foreign, newer, garbage, damaged])
 def test_with_a_store_that_cannot_be_read(view: str, spoil: Callable[[Path], str], tmp_path: Path) -> None:
     said = spoil(tmp_path / "store.db")
     app = page(view, tmp_path / "store.db")

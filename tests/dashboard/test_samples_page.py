@@ -31,11 +31,6 @@ def steps_told(app: AppTest) -> list[int]:
     return [int(caption.help.split("of step ")[1].split(",")[0]) for caption in app.caption if "· KL" in caption.value]
 
 
-@pytest.mark.parametrize(("when", "step"), [("before training", 0), ("at step", 30), ("last", 30)])
-def test_samples_are_those_of_the_chosen_evaluation(built: Path, when: str, step: int) -> None:
-    assert steps_told(page("samples", built, trial=["0"], when=when)) == [step] * 3
-
-
 def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(built: Path) -> None:
     app = page("samples", built, trial=["0"], when="every")
     choice = app.selectbox(key="prompt")

@@ -51,16 +51,8 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
 @pytest.mark.parametrize(
     ("kind", "trial", "arguments", "told"),
     [
-        ("stop", None, {}, "nothing runs study"),
-        ("resume", None, {}, "the study is not paused"),
         ("stop", 0, {}, "trial 0 is completed"),
-        ("retry", 2, {}, "trial 2 is interrupted, not failed"),
-        ("stop", 9, {}, "no trial 9"),
-        ("enqueue", None, {"values": {"seed": "1"}}, "seed is the same in all trials"),
-        ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
         ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
-        ("set", None, {"changes": {}}, "set changes nothing"),
-        ("drop", None, {}, 'unknown order "drop"'),
     ],
 )
 def test_what_would_be_refused_is_told_before_it_is_placed(
@@ -68,15 +60,3 @@ def test_what_would_be_refused_is_told_before_it_is_placed(
 ) -> None:
     with pytest.raises((ConfigError, StudyError), match=told):
         steering.propose(store, view, kind, trial, arguments)
-
-
-def test_what_a_trials_status_rules_out_is_known_without_asking_for_it(store: Store, view: StudyView) -> None:
-    taken = {
-        trial: [
-            kind for kind in ("stop", "pause", "resume", "retry") if steering.refusal(store, view, kind, trial) is None
-        ]
-        for trial in (0, 1, 2)
-    }
-    assert taken == {0: [], 1: ["retry"], 2: ["stop", "pause"]}
-    assert steering.refusal(store, view, "retry", 0) == "trial 0 is completed, not failed"
-    assert orders(store) == []

@@ -440,6 +440,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--device", "gpu"], 2, "--device = 'gpu' is not allowed; expected auto or cpu"),
         ([*PARTS, "--save_every_seconds", "soon"], 2, "'soon' is not allowed; expected a number over 0"),
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
+        (["--config", "broken.yaml"], 2, "broken.yaml: not valid YAML: "),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (
             ["--config", "type.yaml"],
@@ -451,7 +452,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
     ],
 )
 def test_a_mistake_leaves_nothing(run: Command, folder: Path, argv: list[str], status: int, message: str) -> None:
-    files = {"typo.yaml": "polcy: x", "type.yaml": "save_every_episodes: x"}
+    files = {"broken.yaml": "a: b: c", "typo.yaml": "polcy: x", "type.yaml": "save_every_episodes: x"}
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "broken").mkdir()

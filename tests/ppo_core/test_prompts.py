@@ -228,8 +228,19 @@ def test_paths_that_cannot_be_read_say_what_can(tokenizer: PreTrainedTokenizerBa
         ("bad.json", ["[1, "], "bad.json is neither a JSON list nor one object per line: "),
         ("bad.parquet", ["no"], "bad.parquet is not a Parquet"),
         ("bad.csv", ["prompt,prompt"], 'bad.csv has the column "prompt" twice'),
+        (
+            "few.jsonl",
+            numbered(3),
+            "no rows are left for eval out of 3 rows (train 3, eval 0, test 0); unset it is one",
+        ),
     ):
         assert refusal(tokenizer, write_lines(tmp_path / name, rows)).startswith(said_of_it)
+    for name in ("wide.jsonl", "wide.csv"):
+        (tmp_path / name).write_text("prompt", encoding="utf-16")
+        assert refusal(tokenizer, tmp_path / name) == f"{name} is in UTF-16; save it in UTF-8"
+    (tmp_path / "dangling.jsonl").symlink_to("nowhere")
+    dangling = refusal(tokenizer, tmp_path / "dangling.jsonl")
+    assert "not found" in dangling and "did you mean" not in dangling, "it suggests itself"
 
 
 @pytest.mark.parametrize(

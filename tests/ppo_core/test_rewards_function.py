@@ -191,7 +191,7 @@ def test_a_sample_that_hangs_is_named_and_tried_again_as_in_an_outage(write: Wri
     before = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(RewardOutage) as caught:
         score(replace(part, timeout=1.0))
-    assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}'
+    assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}{ONE_BY_ONE}'
     assert signal.getsignal(signal.SIGVTALRM) is before
 
 
@@ -204,7 +204,7 @@ def test_a_system_without_such_timers_limits_by_the_alarm(
     before, others = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
     with pytest.raises(RewardOutage) as caught:
         score(replace(part, timeout=1.0))
-    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}")
+    assert str(caught.value).endswith(f"no answer within 1 s; on {SECOND}{ONE_BY_ONE}")
     assert signal.getsignal(signal.SIGALRM) is before
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others > 0), "an alarm that was set before goes on"
 
@@ -311,6 +311,7 @@ def test_a_list_a_response_rewards_its_tokens(write: Write, answer: str) -> None
 
 FIRST = "sample 0 (prompt '12+7=', response '19')"
 SECOND = "sample 1 (prompt '2+2=', response '5')"
+ONE_BY_ONE = ", where trying one by one took as long again"
 
 
 @pytest.mark.parametrize(
@@ -327,10 +328,7 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
         ("[1]", f"gave 1 score for 3 responses; the first without one is {SECOND}"),
         ("[1] * 4", "gave 4 scores for 3 responses; the last is sample 2 (prompt '1+1=', response '')"),
         ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number per token as for the first one"),
-        (
-            "[[1, 2], [3, 4], []]",
-            f"gave 2 numbers for the 1 token of {SECOND}; a list per response rewards its tokens",
-        ),
+        ("[[1, 2], [3, 4], []]", f"gave 2 numbers for the 1 token of {SECOND}; a list per response rewards its tokens"),
         ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number in float32"),
     ],
 )
@@ -351,6 +349,24 @@ def test_what_it_raises_is_chained_and_names_the_sample_that_is_to_blame(write: 
     )
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
+
+
+def test_a_sample_at_which_the_search_for_a_culprit_takes_too_long_is_not_said_to_have_raised(write: Write) -> None:
+    part = write(
+        "import threading\ndef score(responses):\n"
+        "    assert len(responses) == 1\n"
+        "    if responses == ['5']:\n"
+        "        threading.Event().wait()\n"
+        "    return [1]"
+    )
+    with pytest.raises(RewardError) as caught:
+        score(replace(part, timeout=1.0))
+    assert str(caught.value).endswith(f"on {SECOND}{ONE_BY_ONE}") and not isinstance(caught.value, RewardOutage)
+
+
+def test_a_function_that_exits_has_failed(write: Write) -> None:
+    with pytest.raises(RewardError, match=r"raised SystemExit: bye at .*sample 0"):
+        score(write("import sys\ndef score(responses):\n    sys.exit('bye')"))
 
 
 def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
@@ -397,6 +413,7 @@ def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
         ("{folder}/good.py:NUMBER", ': {folder}/good.py has no function "NUMBER"; it has: score'),
         ("{folder}/syntax.py:score", ": importing {folder}/syntax.py raised SyntaxError: "),
         ("{folder}/raises.py:score", ": importing {folder}/raises.py raised ModuleNotFoundError: No module named"),
+        ("{folder}/exits.py:score", ": importing {folder}/exits.py raised SystemExit: 3"),
         ("{folder}/position.py:score", ": {folder}/position.py:score takes arguments by position only; they are"),
     ],
 )  # fmt: skip
@@ -406,6 +423,7 @@ def test_a_function_that_cannot_be_had_is_refused(tmp_path: Path, where: str, me
         "empty": "",
         "syntax": "def score(:",
         "raises": "import nope",
+        "exits": "import sys\nsys.exit(3)",
         "position": "def score(prompts, responses, /):\n    return [0]",
     }
     for name, source in sources.items():

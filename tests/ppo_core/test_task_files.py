@@ -250,6 +250,10 @@ MISTAKES = [  # one of each class
     (PLAIN + "reference = { lam = 2 }\n", "reference.lam = 2 is not allowed; expected a number in [0, 1]"),
     (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed; expected a whole number of at least 1"),
     (PLAIN.replace("reward.py:wanted", "reward.py:wantd"), 'reward: .* no function "wantd".*; did you mean "wanted"?'),
+    (
+        PLAIN.replace("reward.py:wanted", "reward.py"),
+        "reward = 'reward.py' is a file of Python; name .*reward.py:score",
+    ),
     (PLAIN.replace("reward.py:", "no_such_module:"), 'reward: .*module "no_such_module" not found'),
     (PLAIN.replace("reward.py:", "broken.py:"), "reward: .*importing .*broken.py raised ZeroDivisionError"),
     (PLAIN.replace("reward.py:wanted", "http://"), "reward: reward part"),

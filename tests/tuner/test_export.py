@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from docs import reference
+from docs import shapes
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.exported import FORMATS, everything, files
 from tuner.exchange import SUFFIXES, export_folder
@@ -67,10 +67,10 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
 
 
 def test_the_reference_says_what_every_column_is() -> None:
-    for table, columns in export_folder.TABLES.items():
-        _, kind = reference.EXPORTED[table]
+    for table in export_folder.TABLES:
+        _, kind = shapes.EXPORTED[table.name]
         if kind is not None:  # its columns are the fields of a dataclass, which documents them
-            assert columns.keys() - {"trial", "step"} <= reference._all_fields(kind).keys(), table
+            assert table.fields.keys() - {"trial", "step"} <= shapes.all_fields(kind).keys(), table.name
 
 
 # What an export is

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from docs.reference import OBJECTS, PRINTED, _all_fields
+from docs.shapes import OBJECTS, PRINTED, all_fields
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
@@ -41,11 +41,11 @@ def said(ppo_tuner: Invoke, enriched: str) -> Callable[..., Any]:
 def documented(name: str) -> set[str]:
     """Return the keys of an object of the reference."""
     kind, without, more = OBJECTS[name]
-    own = set() if kind is None else _all_fields(kind).keys() - set(without.split(", "))
+    own = set() if kind is None else all_fields(kind).keys() - set(without.split(", "))
     return own | {key for names in more for key in names.split(", ")}
 
 
-TRIAL = _all_fields(TrialRow).keys() - {"id", "study_id", "is_interrupted"}
+TRIAL = all_fields(TrialRow).keys() - {"id", "study_id", "is_interrupted"}
 OF_LIST = {"answer", "reward", "kl", "reward_is"}
 
 
