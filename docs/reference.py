@@ -250,11 +250,11 @@ def _tables() -> Iterator[str]:
     yield "## Exported tables"
     yield "[`export`](export.md#data) writes them as CSV or Parquet; columns of JSON hold it as text."
     metrics = {metric.column for metric in METRICS.values()}
-    for table in TABLES:
-        rows, kind = EXPORTED[table.name]
+    for table, kinds in TABLES.items():
+        rows, kind = EXPORTED[table]
         own = {} if kind is None else all_fields(kind)
-        yield f"**{table.name}**: {rows}"
-        columns = {name: kind for name, kind in table.fields.items() if name not in metrics}
+        yield f"**{table}**: {rows}"
+        columns = {name: type_ for name, type_ in kinds.items() if name not in metrics}
         yield _table(
             ("column", "type", "meaning"), ((f"`{name}`", type_, own.get(name, "")) for name, type_ in columns.items())
         )

@@ -11,7 +11,8 @@ from dataclasses import fields
 from itertools import pairwise
 
 from ppo_core.report import EvalReadings, Sample
-from tuner.confirm.result import Confirmed, Interval
+from tuner.confirm.intervals import Interval
+from tuner.confirm.result import Confirmed
 from tuner.judge.diagnose import Diagnosis
 from tuner.judge.results import FrontPoint
 from tuner.search.importance import Importance
@@ -71,10 +72,10 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
         "test_reward, test_kl": "of that checkpoint on the test prompts; null: not evaluated",
         "confirmed": "null, or on fresh seeds `total_episodes`, the intervals `reward` and `kl`, `ends_within` and "
         "`breaks_at_most`",
-        "decision, certainty": "what to do, and the evidence, a sentence each",
+        "decision, evidence": "what to do, and the evidence, a sentence each",
         "gains": "where the study has a baseline, a list of `over` (`reference` or `baseline`), its `trial`, and the "
         "difference's `mean` with `se` over the prompts, or with `low` and `high` over fresh seeds",
-        "cautions": "a list of at most one sentence: a doubt that could change the decision",
+        "doubt": "null, or a sentence: a doubt that could change the decision",
         "remedy, launch": "the commands that settle the doubt (null: there is none), and that launch it",
         "has_learned": "false: nothing is confirmed, and the best trial's improvement is no more than noise",
     }),

@@ -71,7 +71,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Exit status 1: no trial is within the budget."),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "read:diagnose"),
         "importance": Command("show which hyperparameters mattered, and how sure that is", "read:importance",
-            "It is based on the reward of each trial's best checkpoint within the KL budget, and on its KL at the end."),
+            "It is based on the reward of each trial's best checkpoint within the KL budget, and its KL at the end."),
         "logs": Command("print what a trial wrote while it ran", "read:logs",
             "The file is runs/STUDY/TRIAL/log.txt; tail -f follows it."),
     },
