@@ -46,6 +46,7 @@ class Cell:
     micro_batch: int | None = None
     """Rows of one forward and backward pass; None: the whole mini-batch."""
     gradient_checkpointing: bool = False
+    bf16: bool | None = None
 
     @property
     def name(self) -> str:
@@ -70,6 +71,7 @@ class Cell:
                 "use_peft": self.lora,
                 "lora_target_modules": "all-linear" if self.lora else None,
                 "gradient_checkpointing": self.gradient_checkpointing,
+                "bf16": self.bf16,
                 "learning_rate": 1e-6,
             }
         )
