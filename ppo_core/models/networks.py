@@ -21,7 +21,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -30,16 +29,16 @@ from ppo_core.config.checks import listed
 from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.errors import ConfigError, first_line, nearest, one_line
 from ppo_core.models import quantized
+from ppo_core.models.fused import fuse_adapters, fuse_layers
 from ppo_core.models.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
 
 
 def prepare_layers(model: nn.Module) -> None:
-    """Set every dropout of a model to 0 (it would make the ratio differ from 1 before any update), and fuse its GELUs.
+    """Set every dropout of a model to 0 (it would make the ratio differ from 1 before any update), and fuse its layers.
 
     Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
-    their config in each pass get a copy: the model's own config is saved with it and keeps its values. GELUs written as
-    six operations (gelu_new, gelu_fast) become torch's kernel of that function.
+    their config in each pass get a copy: the model's own config is saved with it and keeps its values.
     """
     copies: dict[int, Any] = {}  # deepcopy's memo: one copy of each config
     for module in model.modules():
@@ -50,9 +49,7 @@ def prepare_layers(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         _zero_dropout(module)
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation | FastGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
+    fuse_layers(model)
 
 
 def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
@@ -288,6 +285,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     if is_tied and not _has_tied_head(model):
         raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
     _train_in_float32(model)
+    fuse_adapters(model)
     if getattr(model, MERGED, False):  # adapters alone would be loaded onto the base without those before them
         return model, lambda folder, **_: _merged_copy(adapted).save_pretrained(folder)
     return model, lambda folder, **_: adapted.save_pretrained(str(folder))

@@ -1,0 +1,108 @@
+"""Layers that compute the same by fewer operations: each costs a GPU a kernel, and its host the time to start it.
+
+transformers' modeling files repeat their functions word for word, so what computes as Llama's is found by its bytecode.
+"""
+
+import sys
+from types import FunctionType
+from typing import Any
+
+import torch
+from peft.tuners import lora
+from torch import Tensor, nn
+from transformers.activations import FastGELUActivation, NewGELUActivation
+from transformers.models.llama import modeling_llama
+
+RMS_NORM, ROTARY, TURN = (
+    modeling_llama.LlamaRMSNorm.forward,
+    modeling_llama.apply_rotary_pos_emb,
+    modeling_llama.rotate_half,
+)
+"""Llama's own functions."""
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """Compute a model's tanh GELUs, RMSNorms and rotary positions in few operations."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+            elif _is_copy(type(child).forward, RMS_NORM):
+                setattr(module, name, _RMSNorm(child))
+        file: Any = sys.modules[type(module).__module__]
+        rotary, turn = (getattr(file, name, None) for name in ("apply_rotary_pos_emb", "rotate_half"))
+        if _is_copy(rotary, ROTARY) and _is_copy(turn, TURN):
+            file.apply_rotary_pos_emb = _rotary  # its attention has no layer of its own for this
+
+
+def _is_copy(function: Any, original: Any) -> bool:
+    """Return True if a function does exactly what another does, whatever its docstring."""
+    return isinstance(function, FunctionType) and _done(function) == _done(original)
+
+
+def _done(function: Any) -> tuple[object, ...]:
+    code = function.__code__
+    return code.co_code, code.co_names, [each for each in code.co_consts if not isinstance(each, str)]
+
+
+class _RMSNorm(nn.RMSNorm):
+    """Llama's RMSNorm, with its weight, in one kernel where the device has one."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__(norm.weight.shape, norm.variance_epsilon, elementwise_affine=False)
+        self.weight = norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):  # it would answer in float32
+            return super().forward(x)
+
+
+def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Return queries and keys [R, heads, T, width] with their positions, as transformers' `apply_rotary_pos_emb`."""
+    rotated: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim))
+    return rotated
+
+
+class _Rotation(torch.autograd.Function):
+    """(x, y) -> (x cos - y sin, y cos + x sin), for the halves x and y of a width; its gradient turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(q, k, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return *_rotated(q, k, cos, sin, -1), None, None
+
+
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Tensor, ...]:
+    both = torch.cat((q, k), 1)
+    half = both.shape[-1] // 2
+    turned = both * cos
+    turned[..., :half].addcmul_(both[..., half:], sin[..., :half], value=-sign)
+    turned[..., half:].addcmul_(both[..., :half], sin[..., half:], value=sign)
+    return turned.split([q.shape[1], k.shape[1]], 1)
+
+
+def fuse_adapters(model: nn.Module) -> None:
+    """Add the second product of peft's plain adapters to their layer's answer in one operation."""
+    for module in model.modules():
+        if type(module) is lora.Linear:
+            module.__class__ = _AdaptedLinear
+
+
+class _AdaptedLinear(lora.Linear):
+    """base(x) + scaling B A x."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        (name,) = self.active_adapters
+        inner, up = self.lora_A[name], self.lora_B[name].weight
+        if x.dtype != up.dtype and not torch.is_autocast_enabled(x.device.type):
+            answer: Tensor = super().forward(x, *args, **kwargs)
+            return answer
+        base = self.base_layer(x)
+        product = inner(x).flatten(0, -2)
+        fused = torch.addmm(base.flatten(0, -2), product, up.t(), alpha=self.scaling[name])
+        return fused.view_as(base)
