@@ -72,7 +72,7 @@ class _Rotation(torch.autograd.Function):
         return _rotated(q, k, cos, sin, 1)
 
     @staticmethod
-    def backward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return *_rotated(q, k, cos, sin, -1), None, None
 
@@ -83,7 +83,8 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple
     turned = both * cos
     turned[..., :half].addcmul_(both[..., half:], sin[..., :half], value=-sign)
     turned[..., half:].addcmul_(both[..., :half], sin[..., half:], value=sign)
-    return turned.split([q.shape[1], k.shape[1]], 1)
+    heads = q.shape[1]
+    return turned[:, :heads], turned[:, heads:]
 
 
 def fuse_adapters(model: nn.Module) -> None:
@@ -102,7 +103,8 @@ class _AdaptedLinear(lora.Linear):
         if x.dtype != up.dtype and not torch.is_autocast_enabled(x.device.type):
             answer: Tensor = super().forward(x, *args, **kwargs)
             return answer
-        base = self.base_layer(x)
+        layer: Any = self.base_layer
+        base: Tensor = layer(x)
         product = inner(x).flatten(0, -2)
         fused = torch.addmm(base.flatten(0, -2), product, up.t(), alpha=self.scaling[name])
         return fused.view_as(base)
