@@ -99,12 +99,12 @@ class _AdaptedLinear(lora.Linear):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         (name,) = self.active_adapters
-        inner, up = self.lora_A[name], self.lora_B[name].weight
+        down: Any = self.lora_A[name]
+        up = self.lora_B[name].weight
         if x.dtype != up.dtype and not torch.is_autocast_enabled(x.device.type):
             answer: Tensor = super().forward(x, *args, **kwargs)
             return answer
-        layer: Any = self.base_layer
-        base: Tensor = layer(x)
-        product = inner(x).flatten(0, -2)
+        base: Tensor = self.get_base_layer()(x)
+        product = down(x).flatten(0, -2)
         fused = torch.addmm(base.flatten(0, -2), product, up.t(), alpha=self.scaling[name])
         return fused.view_as(base)
