@@ -26,11 +26,11 @@ from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerBase
 
-from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose
 from ppo_core.sampling.generation import Request, TransformersGenerator
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer, collect, score
