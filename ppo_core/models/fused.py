@@ -8,8 +8,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from peft.tuners import lora
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.models.llama import modeling_llama
 
@@ -54,7 +54,9 @@ class _RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):  # it would answer in float32
-            return super().forward(x)
+            if x.dtype == self.weight.dtype:
+                return super().forward(x)
+            return self.weight * rms_norm(x, self.normalized_shape, eps=self.eps)
 
 
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
@@ -85,26 +87,3 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple
     turned[..., half:].addcmul_(both[..., :half], sin[..., half:], value=sign)
     heads = q.shape[1]
     return turned[:, :heads], turned[:, heads:]
-
-
-def fuse_adapters(model: nn.Module) -> None:
-    """Add the second product of peft's plain adapters to their layer's answer in one operation."""
-    for module in model.modules():
-        if type(module) is lora.Linear:
-            module.__class__ = _AdaptedLinear
-
-
-class _AdaptedLinear(lora.Linear):
-    """base(x) + scaling B A x."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        (name,) = self.active_adapters
-        down: Any = self.lora_A[name]
-        up = self.lora_B[name].weight
-        if x.dtype != up.dtype and not torch.is_autocast_enabled(x.device.type):
-            answer: Tensor = super().forward(x, *args, **kwargs)
-            return answer
-        base: Tensor = self.get_base_layer()(x)
-        product = down(x).flatten(0, -2)
-        fused = torch.addmm(base.flatten(0, -2), product, up.t(), alpha=self.scaling[name])
-        return fused.view_as(base)

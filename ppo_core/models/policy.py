@@ -7,9 +7,9 @@ Shapes: B rows, T response columns, N response tokens of a batch (the mask's one
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ppo_core.models.casts import CastWeights
 from ppo_core.models.memory import room_for_logits
 from ppo_core.models.sequences import Sequences, TokenSets, position_ids
 
@@ -215,13 +216,42 @@ class ActorCritic(nn.Module):
         self.bf16 = bf16
         self.is_sharded = False
         self.value_mean, self.value_std = 0.0, 1.0
-        self._recomputed: list[GradientCheckpointingLayer] = []
-        self.head = LanguageHead.of(policy)
+        self._recomputes = False
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
-    def precision(self) -> AbstractContextManager[None]:
-        """Return the context of every forward pass: bfloat16 on request."""
-        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Enter the context of every forward pass: bfloat16 on request, with the current weights."""
+        for casts in self._casts:
+            casts.refresh()
+        with torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            yield
+
+    @cached_property
+    def _casts(self) -> list[CastWeights[nn.Module]]:
+        """What passes in bfloat16 read: the policy's, and those of a critic of its own."""
+        models = [self.policy, self.critic] if self.bf16 and not self.is_sharded else []
+        return [CastWeights(model) for model in models if model is not None]
+
+    @property
+    def passes(self) -> PreTrainedModel:
+        """The policy as a pass in the current precision reads it."""
+        return cast(PreTrainedModel, self._in_precision(0, self.policy))
+
+    @property
+    def head(self) -> LanguageHead:
+        """Its language head."""
+        return LanguageHead.of(self.passes)
+
+    def _in_precision(self, number: int, model: nn.Module) -> nn.Module:
+        is_cast = self._casts and torch.is_autocast_enabled(self.policy.device.type)
+        return self._casts[number].model if is_cast else model
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to the weights'."""
+        loss.backward()
+        for casts in self._casts:
+            casts.add_gradients()
 
     def recompute(self) -> bool:
         """Turn gradient checkpointing on for good; return False if a network has none."""
@@ -229,21 +259,25 @@ class ActorCritic(nn.Module):
         layers = [[each for each in m.modules() if isinstance(each, GradientCheckpointingLayer)] for m in networks]
         if not all(layers) or not all(model.supports_gradient_checkpointing for model in networks):
             return False
-        for model in networks:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._recomputed = [layer for own in layers for layer in own]
+        for model in (*networks, *(casts.model for casts in self.__dict__.get("_casts", ()))):
+            cast(PreTrainedModel, model).gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        self._recomputes = True
         logger.info("gradient checkpointing is on")
         return True
 
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Enter the context of passes with gradients; in sampling a checkpointed layer would drop its KV cache."""
-        for layer in self._recomputed:
+        models = [self, *(casts.model for casts in self._casts)] if self._recomputes else []
+        layers = [each for m in models for each in m.modules() if isinstance(each, GradientCheckpointingLayer)]
+        for layer in layers:
             layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
             yield
         finally:
-            for layer in self._recomputed:
+            for layer in layers:
                 layer.training = False
 
     def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
@@ -253,7 +287,7 @@ class ActorCritic(nn.Module):
     def standard_values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
         """Return the critic's own output [B, T]: values less `value_mean`, over `value_std`."""
         if self.critic is not None:
-            states = response_states(self.critic, sequences)
+            states = response_states(self._in_precision(1, self.critic), sequences)
         assert self.value_head is not None and states is not None
         with torch.autocast(states.device.type, enabled=False):
             output: Tensor = self.value_head(states.float()).squeeze(-1)

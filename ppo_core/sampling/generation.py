@@ -18,7 +18,7 @@ from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
 from ppo_core.models.sequences import Sequences, TokenSets, padded_left, position_ids, response_texts
 from ppo_core.randomness import Key, uniforms
-from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights, Decoding
+from ppo_core.sampling.cuda_graphs import CapturedDecoding, Decoding
 from ppo_core.sampling.decoding import IS_FIXED, CachedDecoding
 from ppo_core.sampling.next_token import SamplingSettings, Stops, next_token
 
@@ -86,17 +86,19 @@ class TransformersGenerator:
         fixed: bool | None = None,
     ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
-        # Copies and captured graphs need whole weights that stay in place.
+        # Captured graphs need whole weights that stay in place.
         policy, on_gpu = network.policy, network.policy.device.type == "cuda" and not network.is_sharded
-        self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
-        self._model = policy if self._casts is None else self._casts.model
+        with network.precision():
+            self._model = network.passes
         fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed
         self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
+    def give_back(self) -> bool:
+        """Free what is kept between two batches; return False if there is nothing."""
+        return self._captured is not None and self._captured.give_back()
+
     def update_weights(self) -> None:
-        """Refresh cached casts of the weights."""
-        if self._casts is not None:
-            self._casts.refresh()
+        """Note what learning needed beside the buffers."""
         if self._captured is not None:
             self._captured.learned()
 

@@ -1,16 +1,12 @@
 """Layers in few operations answer, and learn, as those that they replace; what only looks alike stays."""
 
-from typing import Any
-
 import pytest
 import torch
-from peft.tuners import lora
 from torch import Tensor, nn
 from transformers.models.cohere import modeling_cohere
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2RMSNorm
-from transformers.pytorch_utils import Conv1D
 
 from ppo_core.models import fused
 
@@ -42,9 +38,12 @@ def test_rms_norm(dtype: torch.dtype, tolerance: float, autocast: bool) -> None:
     model = nn.ModuleDict({"norm": norm})
     fused.fuse_layers(model)
     assert isinstance(model["norm"], nn.RMSNorm) and model["norm"].weight is norm.weight
-    x = drawn(3, 5, 16, dtype=dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert_same((model["norm"](x),), (norm(x),), [x, norm.weight], tolerance)
+    for of_x in (torch.float32, torch.bfloat16):
+        x = drawn(3, 5, 16, dtype=of_x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert_same(
+                (model["norm"](x),), (norm(x),), [x, norm.weight], max(tolerance, 1e-6 if of_x == dtype else 2e-2)
+            )
 
 
 def test_only_copies_of_llamas_functions_are_replaced() -> None:
@@ -67,19 +66,3 @@ def test_rotary(dtype: torch.dtype, tolerance: float, angles: torch.dtype | None
     assert modeling_qwen2.apply_rotary_pos_emb is fused._rotary
     ours = fused._rotary(q, k, cos, sin)
     assert_same(ours, fused.ROTARY(q, k, cos, sin), [q, k], tolerance)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("base", [nn.Linear(6, 8), Conv1D(8, 6)], ids=["linear", "conv1d"])
-@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6)], ids=str)
-def test_adapters(base: Any, shape: tuple[int, ...], autocast: bool) -> None:
-    config = lora.LoraConfig(r=3, lora_alpha=5)
-    layer = lora.Linear(base, "default", config, r=3, lora_alpha=5, fan_in_fan_out=isinstance(base, Conv1D))
-    layer.lora_B["default"].weight.data.normal_()
-    model = nn.ModuleList([layer])
-    fused.fuse_adapters(model)
-    assert type(model[0]) is not lora.Linear
-    x = drawn(*shape)
-    inputs = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert_same((model[0](x),), (lora.Linear.forward(layer, x),), inputs, 2e-2 if autocast else 1e-6)

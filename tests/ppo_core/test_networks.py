@@ -324,8 +324,10 @@ def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tm
 def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: str) -> None:
     trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     dtypes: Counter[torch.dtype] = Counter()
-    for trunk in [m for m in (trainer.network.policy.transformer, trainer.network.critic) if m is not None]:
-        trunk.h[0].mlp.c_fc.register_forward_hook(lambda module, args, output: dtypes.update([output.dtype]))
+    for casts in trainer.network._casts:
+        casts.model.base_model.h[0].mlp.c_fc.register_forward_hook(
+            lambda module, args, output: dtypes.update([output.dtype])
+        )
     baseline, first, *_, last = trainer
     assert set(dtypes) == {torch.bfloat16}
     assert {p.dtype for p in trainer.network.parameters()} == {torch.float32}
