@@ -56,7 +56,8 @@ class CastWeights(Generic[Model]):
         for cast_weight, _ in self._pairs:
             cast_weight.grad = None
         if self._pairs:
-            torch._foreach_copy_(*map(list, zip(*self._pairs, strict=True)))
+            copies, originals = map(list, zip(*self._pairs, strict=True))
+            torch._foreach_copy_(copies, originals)
 
     @torch.no_grad()
     def add_gradients(self) -> None:

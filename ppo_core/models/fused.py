@@ -56,7 +56,7 @@ class _RMSNorm(nn.RMSNorm):
         with torch.autocast(x.device.type, enabled=False):  # it would answer in float32
             if x.dtype == self.weight.dtype:
                 return super().forward(x)
-            return self.weight * rms_norm(x, self.normalized_shape, eps=self.eps)
+            return self.weight * rms_norm(x, list(self.normalized_shape), eps=self.eps)
 
 
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ another all A_i x. The layer that is called first computes for all, and leaves t
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft.tuners import lora
@@ -98,8 +98,9 @@ class _Weights(NamedTuple):
             base: Any = layer
             if isinstance(layer, AdaptedLinear):
                 base, (name,) = layer.get_base_layer(), layer.active_adapters
-                found.downs.append(layer.lora_A[name].weight)
-                found.ups.append(layer.lora_B[name].weight)
+                down, up = (cast(nn.Linear, each[name]) for each in (layer.lora_A, layer.lora_B))
+                found.downs.append(down.weight)
+                found.ups.append(up.weight)
                 found.scalings.append((i, layer.scaling[name]))
             found.weights.append(base.weight.t() if isinstance(base, Conv1D) else base.weight)
             if base.bias is not None:
