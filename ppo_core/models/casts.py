@@ -1,10 +1,10 @@
 """Passes in bfloat16 with weights that are cast once for all of them, not by autocast one by one in each."""
 
 import copy
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ppo_core.models import quantized
@@ -37,41 +37,39 @@ def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
     return pairs
 
 
-class CastWeights(Generic[Model]):
-    """A model's own tensors, except that `model` has bfloat16 copies of the linear layers' weights.
+class CastWeights:
+    """Models' own tensors, except that `models` have bfloat16 copies of the linear layers' weights.
 
     A decode step then moves two bytes per weight instead of the six of reading, casting and reading again. The copies'
     gradients are those that autocast would cast and add up, one by one.
     """
 
-    def __init__(self, of: Model) -> None:
-        self.model = sharing_weights(of)
-        self._pairs = cast_products(self.model)
-        self._gradient: Tensor | None = None
-        """Gradients of all originals, one after the other, in float32."""
+    def __init__(self, of: list[nn.Module]) -> None:
+        self.models = sharing_weights(nn.ModuleList(of))
+        self._pairs = cast_products(self.models)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the current weights, in place, so that graphs read them; drop what a failed pass has left."""
-        for cast_weight, _ in self._pairs:
-            cast_weight.grad = None
+        for copied, _ in self._pairs:
+            copied.grad = None
         if self._pairs:
-            copies, originals = map(list, zip(*self._pairs, strict=True))
-            torch._foreach_copy_(copies, originals)
+            torch._foreach_copy_(*map(list, zip(*self._pairs, strict=True)))
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Add the copies' gradients to those of their originals."""
-        learned = [(weight, cast.grad) for cast, weight in self._pairs if cast.grad is not None]
+        """Move the copies' gradients to their originals."""
+        learned = [(copied, weight) for copied, weight in self._pairs if copied.grad is not None]
         if not learned:
             return
-        new = torch.cat([gradient.flatten() for _, gradient in learned])
-        if self._gradient is not None and all(weight.grad is not None for weight, _ in learned):
-            self._gradient += new
-            return
-        self._gradient = new.float()
-        sizes = [weight.numel() for weight, _ in learned]
-        for (weight, _), part in zip(learned, self._gradient.split(sizes), strict=True):
-            if weight.grad is not None:  # embeddings that are tied to the head
-                part += weight.grad.flatten()
-            weight.grad = part.view_as(weight)
+        new = torch.cat([copied.grad.flatten() for copied, _ in learned]).float()
+        old, added = [], []
+        for (copied, weight), part in zip(learned, new.split([each.numel() for each, _ in learned]), strict=True):
+            copied.grad, gradient = None, part.view_as(weight)
+            if weight.grad is None:
+                weight.grad = gradient
+            else:  # of another micro-batch, or of embeddings that are tied to the head
+                old.append(weight.grad)
+                added.append(gradient)
+        if old:
+            torch._foreach_add_(old, added)

@@ -266,7 +266,6 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
                 item.data = item.data.float()
         for weight in model.parameters():
             weight.requires_grad_(id(weight) not in shared)
-        lay_together(model)
         model.tie_weights()  # a frozen head in another precision is a tensor apart from its embeddings
         return model, model.save_pretrained
     model = sharing_weights(frozen)

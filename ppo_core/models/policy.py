@@ -192,6 +192,10 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)
 
 
+def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+
 class ActorCritic(nn.Module):
     """A policy and its critic; `ppo_core.models.networks` builds one.
 
@@ -222,47 +226,50 @@ class ActorCritic(nn.Module):
     @contextmanager
     def precision(self) -> Iterator[None]:
         """Enter the context of every forward pass: bfloat16 on request, with the current weights."""
-        for casts in self._casts:
-            casts.refresh()
+        if self._casts is not None:
+            self._casts.refresh()
         with torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             yield
 
     @cached_property
-    def _casts(self) -> list[CastWeights[nn.Module]]:
-        """What passes in bfloat16 read: the policy's, and those of a critic of its own."""
-        models = [self.policy, self.critic] if self.bf16 and not self.is_sharded else []
-        return [CastWeights(model) for model in models if model is not None]
+    def _casts(self) -> CastWeights | None:
+        """What passes in bfloat16 read, of whole weights: sharded ones do not stay in place."""
+        return CastWeights(self._networks) if self.bf16 and not self.is_sharded else None
+
+    @property
+    def _networks(self) -> list[nn.Module]:
+        """The policy, and a critic of its own."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def _read(self) -> list[nn.Module]:
+        """Return policy and critic as a pass in the current precision reads them."""
+        in_bf16 = torch.is_autocast_enabled(self.policy.device.type)
+        return list(self._casts.models) if in_bf16 and self._casts is not None else self._networks
 
     @property
     def passes(self) -> PreTrainedModel:
         """The policy as a pass in the current precision reads it."""
-        return cast(PreTrainedModel, self._in_precision(0, self.policy))
+        return cast(PreTrainedModel, self._read()[0])
 
     @property
     def head(self) -> LanguageHead:
         """Its language head."""
         return LanguageHead.of(self.passes)
 
-    def _in_precision(self, number: int, model: nn.Module) -> nn.Module:
-        is_cast = self._casts and torch.is_autocast_enabled(self.policy.device.type)
-        return self._casts[number].model if is_cast else model
-
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to the weights'."""
         loss.backward()
-        for casts in self._casts:
-            casts.add_gradients()
+        if self._casts is not None:
+            self._casts.add_gradients()
 
     def recompute(self) -> bool:
         """Turn gradient checkpointing on for good; return False if a network has none."""
-        networks = [cast(PreTrainedModel, model) for model in (self.policy, self.critic) if model is not None]
-        layers = [[each for each in m.modules() if isinstance(each, GradientCheckpointingLayer)] for m in networks]
-        if not all(layers) or not all(model.supports_gradient_checkpointing for model in networks):
+        copies = self.__dict__.get("_casts")  # made later, they have it from the networks
+        networks = [cast(PreTrainedModel, model) for model in (*self._networks, *(copies.models if copies else ()))]
+        if not all(map(_layers, networks)) or not all(model.supports_gradient_checkpointing for model in networks):
             return False
-        for model in (*networks, *(casts.model for casts in self.__dict__.get("_casts", ()))):
-            cast(PreTrainedModel, model).gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+        for model in networks:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._recomputes = True
         logger.info("gradient checkpointing is on")
         return True
@@ -270,8 +277,8 @@ class ActorCritic(nn.Module):
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Enter the context of passes with gradients; in sampling a checkpointed layer would drop its KV cache."""
-        models = [self, *(casts.model for casts in self._casts)] if self._recomputes else []
-        layers = [each for m in models for each in m.modules() if isinstance(each, GradientCheckpointingLayer)]
+        models = self._networks if self._casts is None else self._casts.models
+        layers = [layer for model in models for layer in _layers(model)] if self._recomputes else []
         for layer in layers:
             layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
@@ -287,7 +294,7 @@ class ActorCritic(nn.Module):
     def standard_values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
         """Return the critic's own output [B, T]: values less `value_mean`, over `value_std`."""
         if self.critic is not None:
-            states = response_states(self._in_precision(1, self.critic), sequences)
+            states = response_states(self._read()[1], sequences)
         assert self.value_head is not None and states is not None
         with torch.autocast(states.device.type, enabled=False):
             output: Tensor = self.value_head(states.float()).squeeze(-1)

@@ -324,8 +324,8 @@ def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tm
 def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: str) -> None:
     trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     dtypes: Counter[torch.dtype] = Counter()
-    for casts in trainer.network._casts:
-        casts.model.base_model.h[0].mlp.c_fc.register_forward_hook(
+    for model in trainer.network._casts.models:
+        model.base_model.h[0].mlp.c_fc.register_forward_hook(
             lambda module, args, output: dtypes.update([output.dtype])
         )
     baseline, first, *_, last = trainer
