@@ -38,15 +38,16 @@ def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
 
 
 class CastWeights:
-    """Models' own tensors, except that `models` have bfloat16 copies of the linear layers' weights.
+    """Models' own tensors, except that `models` have bfloat16 copies of the linear layers' weights, if it `casts`.
 
     A decode step then moves two bytes per weight instead of the six of reading, casting and reading again. The copies'
     gradients are those that autocast would cast and add up, one by one.
     """
 
-    def __init__(self, of: list[nn.Module]) -> None:
-        self.models = sharing_weights(nn.ModuleList(of))
-        self._pairs = cast_products(self.models)
+    def __init__(self, of: list[nn.Module], *, casts: bool = True) -> None:
+        own = nn.ModuleList(of)
+        self.models = sharing_weights(own) if casts else own
+        self._pairs = cast_products(self.models) if casts else []
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -62,14 +63,15 @@ class CastWeights:
         learned = [(copied, weight) for copied, weight in self._pairs if copied.grad is not None]
         if not learned:
             return
-        new = torch.cat([copied.grad.flatten() for copied, _ in learned]).float()
+        new = torch.cat([copied.grad.flatten() for copied, _ in learned])
+        for copied, _ in learned:
+            copied.grad = None
         old, added = [], []
-        for (copied, weight), part in zip(learned, new.split([each.numel() for each, _ in learned]), strict=True):
-            copied.grad, gradient = None, part.view_as(weight)
+        for (_, weight), part in zip(learned, new.float().split([each.numel() for each, _ in learned]), strict=True):
             if weight.grad is None:
-                weight.grad = gradient
+                weight.grad = part.view_as(weight)
             else:  # of another micro-batch, or of embeddings that are tied to the head
                 old.append(weight.grad)
-                added.append(gradient)
+                added.append(part.view_as(weight))
         if old:
             torch._foreach_add_(old, added)

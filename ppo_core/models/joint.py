@@ -8,7 +8,7 @@ where all of them are in bfloat16; else each layer computes as it would without 
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -66,9 +66,12 @@ def lay_together(model: nn.Module) -> None:
                     each.data = part
 
 
-def _tensors(group: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], dict[int, float]]:
-    """Return all W_i, b_i, A_i, B_i, and s_i by i of the layers with adapters."""
-    weights, biases, downs, ups, scalings = [], [], [], [], {}
+Own = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], dict[int, float]]
+"""All W_i, b_i, A_i, B_i, and s_i by i of the layers with adapters."""
+
+
+def _tensors(group: Sequence[Any]) -> Own:
+    weights, biases, downs, ups, scalings = own = [], [], [], [], {}
     for i, layer in enumerate(group):
         base = layer
         if isinstance(layer, AdaptedLinear):
@@ -78,7 +81,7 @@ def _tensors(group: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[Ten
             scalings[i] = layer.scaling[name]
         weights.append(base.weight.t() if isinstance(base, Conv1D) else base.weight)
         biases += [] if base.bias is None else [base.bias]
-    return weights, biases, downs, ups, scalings
+    return own
 
 
 def _are_one(tensors: Sequence[Tensor]) -> bool:
@@ -111,21 +114,19 @@ def _answer(layer: nn.Module, x: Tensor, alone: Callable[[Tensor], Tensor]) -> T
     answers: dict[nn.Module, Tensor] = x.__dict__.setdefault(ANSWERS, {})
     if layer not in answers:
         group = layer.__dict__[GROUP]
-        *kinds, scalings = _tensors(group)
-        if not all(map(_are_one, kinds[:3])):  # in float32, or gathered from other processes
+        own = _tensors(group)
+        if not all(map(_are_one, own[:3])):  # in float32, or gathered from other processes
             return alone(x)
-        products = _Products.apply(x, scalings, _lengths(kinds), *chain(*kinds))
-        answers.update(zip(group, products, strict=True))
+        answers.update(zip(group, _Products.apply(x, own, *chain(*own[:4])), strict=True))
     return answers.pop(layer)
 
 
 class _Products(torch.autograd.Function):
-    """All y_i of an input; what the gradients need of the weights is on the layers, and not saved a second time."""
+    """All y_i of an input; autograd is given the layers' own tensors one by one as well, to add up their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scalings: dict[int, float], counts: list[int], *tensors: Tensor) -> Any:
-        rest = iter(tensors)
-        weights, biases, downs, ups = kinds = [list(islice(rest, count)) for count in counts]
+    def forward(ctx: Any, x: Tensor, own: Own, *_: Tensor) -> Any:
+        weights, biases, downs, ups, scalings = own
         flat, hidden = x.reshape(-1, x.shape[-1]).to(torch.bfloat16), None
         answers = linear(flat, _as_one(weights), _as_one(biases) if biases else None).split(_lengths(weights), 1)
         if downs:
@@ -133,13 +134,13 @@ class _Products(torch.autograd.Function):
             for (i, scaling), part, up in zip(scalings.items(), hidden.split(_lengths(downs), 1), ups, strict=True):
                 answers[i].addmm_(part, up.t(), alpha=scaling)
         ctx.save_for_backward(flat, hidden)
-        ctx.kinds, ctx.scalings, ctx.shape, ctx.dtype = kinds, scalings, x.shape, x.dtype
+        ctx.own, ctx.shape, ctx.dtype = own, x.shape, x.dtype
         return tuple(answer.view(*x.shape[:-1], -1) for answer in answers)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         flat, hidden = ctx.saved_tensors
-        weights, biases, downs, ups = ctx.kinds
+        weights, biases, downs, ups, scalings = ctx.own
         of_each = [gradient.reshape(len(flat), -1) for gradient in gradients]
         of_all = _row(of_each)
         of_x = of_all @ _as_one(weights)
@@ -149,10 +150,10 @@ class _Products(torch.autograd.Function):
             of_tensors = [*of_weights, *(of_all.sum(0).split(_lengths(biases)) if biases else ())]
         if downs:
             of_parts, of_ups = [], []
-            for (i, scaling), part, up in zip(ctx.scalings.items(), hidden.split(_lengths(downs), 1), ups, strict=True):
+            for (i, scaling), part, up in zip(scalings.items(), hidden.split(_lengths(downs), 1), ups, strict=True):
                 of_parts.append(torch.addmm(part, of_each[i], up, beta=0, alpha=scaling))
                 of_ups.append(torch.addmm(up, of_each[i].t(), part, beta=0, alpha=scaling))
             of_hidden = _row(of_parts)
             of_x.addmm_(of_hidden, _as_one(downs))
             of_tensors += [*(of_hidden.t() @ flat).split(_lengths(downs)), *of_ups]
-        return of_x.view(ctx.shape).to(ctx.dtype), None, None, *of_tensors
+        return of_x.view(ctx.shape).to(ctx.dtype), None, *of_tensors

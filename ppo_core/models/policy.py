@@ -226,15 +226,14 @@ class ActorCritic(nn.Module):
     @contextmanager
     def precision(self) -> Iterator[None]:
         """Enter the context of every forward pass: bfloat16 on request, with the current weights."""
-        if self._casts is not None:
-            self._casts.refresh()
+        self._casts.refresh()
         with torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             yield
 
     @cached_property
-    def _casts(self) -> CastWeights | None:
-        """What passes in bfloat16 read, of whole weights: sharded ones do not stay in place."""
-        return CastWeights(self._networks) if self.bf16 and not self.is_sharded else None
+    def _casts(self) -> CastWeights:
+        """What passes in this context read; sharded weights are not whole, and have no copies."""
+        return CastWeights(self._networks, casts=self.bf16 and not self.is_sharded)
 
     @property
     def _networks(self) -> list[nn.Module]:
@@ -243,8 +242,7 @@ class ActorCritic(nn.Module):
 
     def _read(self) -> list[nn.Module]:
         """Return policy and critic as a pass in the current precision reads them."""
-        in_bf16 = torch.is_autocast_enabled(self.policy.device.type)
-        return list(self._casts.models) if in_bf16 and self._casts is not None else self._networks
+        return list(self._casts.models) if torch.is_autocast_enabled(self.policy.device.type) else self._networks
 
     @property
     def passes(self) -> PreTrainedModel:
@@ -259,8 +257,7 @@ class ActorCritic(nn.Module):
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to the weights'."""
         loss.backward()
-        if self._casts is not None:
-            self._casts.add_gradients()
+        self._casts.add_gradients()
 
     def recompute(self) -> bool:
         """Turn gradient checkpointing on for good; return False if a network has none."""
@@ -277,8 +274,7 @@ class ActorCritic(nn.Module):
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Enter the context of passes with gradients; in sampling a checkpointed layer would drop its KV cache."""
-        models = self._networks if self._casts is None else self._casts.models
-        layers = [layer for model in models for layer in _layers(model)] if self._recomputes else []
+        layers = _layers(self._casts.models) if self._recomputes else []
         for layer in layers:
             layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
