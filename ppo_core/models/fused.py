@@ -66,24 +66,28 @@ def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
 
 
 class _Rotation(torch.autograd.Function):
-    """(x, y) -> (x cos - y sin, y cos + x sin), for the halves x and y of a width; its gradient turns back."""
+    """(x, y) -> (x cos - y sin, y cos + x sin), for the halves x and y of a width; its gradient turns back.
+
+    The cosines and sines of one half may differ from the other's.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return _rotated(q, k, cos, sin, 1)
+        return _rotated(q, k, cos, *sin.chunk(2, -1), sign=1)
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return *_rotated(q, k, cos, sin, -1), None, None
+        first, second = sin.chunk(2, -1)
+        return *_rotated(q, k, cos, second, first, sign=-1), None, None
 
 
-def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Tensor, ...]:
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, of_x: Tensor, of_y: Tensor, sign: int) -> tuple[Tensor, ...]:
     both = torch.cat((q, k), 1)
     half = both.shape[-1] // 2
     turned = both * cos
-    turned[..., :half].addcmul_(both[..., half:], sin[..., :half], value=-sign)
-    turned[..., half:].addcmul_(both[..., :half], sin[..., half:], value=sign)
+    turned[..., :half].addcmul_(both[..., half:], of_x, value=-sign)
+    turned[..., half:].addcmul_(both[..., :half], of_y, value=sign)
     heads = q.shape[1]
     return turned[:, :heads], turned[:, heads:]

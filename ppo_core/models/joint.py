@@ -85,8 +85,8 @@ def _tensors(group: Sequence[Any]) -> Own:
 
 
 def _are_one(tensors: Sequence[Tensor]) -> bool:
-    """Return True if tensors are in bfloat16 and lie one behind the other in memory."""
-    if any(each.dtype != torch.bfloat16 for each in tensors):
+    """Return True if tensors are in bfloat16, lie one behind the other in memory, and learn all or none."""
+    if any(each.dtype != torch.bfloat16 or each.requires_grad != tensors[0].requires_grad for each in tensors):
         return False
     return all(
         one.is_contiguous()
@@ -111,11 +111,13 @@ def _lengths(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _answer(layer: nn.Module, x: Tensor, alone: Callable[[Tensor], Tensor]) -> Tensor:
+    if layer.weight.dtype != torch.bfloat16:
+        return alone(x)
     answers: dict[nn.Module, Tensor] = x.__dict__.setdefault(ANSWERS, {})
     if layer not in answers:
         group = layer.__dict__[GROUP]
         own = _tensors(group)
-        if not all(map(_are_one, own[:3])):  # in float32, or gathered from other processes
+        if not all(map(_are_one, own[:3])):  # as where they were gathered from other processes
             return alone(x)
         answers.update(zip(group, _Products.apply(x, own, *chain(*own[:4])), strict=True))
     return answers.pop(layer)

@@ -122,8 +122,10 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
     The result is [R, V], bool. Top-p reads the probabilities among the top k, as transformers does; the likeliest
     token always stays.
     """
-    vocabulary = logits.shape[-1]
-    ordered, order = logits.topk(vocabulary if top_k is None else min(top_k, vocabulary))
+    if top_k is None:
+        ordered, order = logits.sort(descending=True, stable=True)
+    else:
+        ordered, order = logits.topk(min(top_k, logits.shape[-1]))
     stays = torch.ones_like(ordered, dtype=torch.bool)
     if top_p < 1:
         probabilities = torch.softmax(ordered, -1)

@@ -115,16 +115,23 @@ def test_what_reads_the_same_is_found_by_a_pass(
     assert sorted(group for group in found if group) == sorted(2 * [own for own in groups for _ in own])
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"use_peft": True, "lora_target_modules": "all-linear"},
+    "lora, one layer whole": {"use_peft": True, "lora_target_modules": "q_proj", "lora_modules_to_save": "k_proj"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "learns"), [(name, learns) for name in ("qwen2", "gpt2") for learns in ADAPTERS][:-1], ids=str
+)
 @pytest.mark.parametrize("value_model", ["shared", "separate"])
 def test_copies_learn_as_weights_do_under_autocast(
-    name: str, lora: bool, value_model: str, tmp_path: Path, tiny_folder: Path
+    name: str, learns: str, value_model: str, tmp_path: Path, tiny_folder: Path
 ) -> None:
     """Over two passes, and again after the weights have changed."""
-    models = load_models(save_family(name, True, tmp_path, tiny_folder), tiny_folder, bf16=lora)
-    targets = "all-linear" if lora else None
-    config = PPOConfig(bf16=True, use_peft=lora, lora_target_modules=targets, value_model=value_model)
+    models = load_models(save_family(name, True, tmp_path, tiny_folder), tiny_folder, bf16=learns != "full")
+    config = PPOConfig(bf16=True, value_model=value_model, **ADAPTERS[learns])
     network = build_network(config, models.reference, None)
     sequences = sample(models, rows=4).sequences
     weights = network.trained()
