@@ -52,22 +52,25 @@ class CastWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the current weights, in place, so that graphs read them; drop what a failed pass has left."""
+        self._drop_gradients()
+        if self._pairs:
+            copies, originals = map(list, zip(*self._pairs, strict=True))
+            torch._foreach_copy_(copies, originals)
+
+    def _drop_gradients(self) -> None:
         for copied, _ in self._pairs:
             copied.grad = None
-        if self._pairs:
-            torch._foreach_copy_(*map(list, zip(*self._pairs, strict=True)))
 
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Move the copies' gradients to their originals."""
-        learned = [(copied, weight) for copied, weight in self._pairs if copied.grad is not None]
+        learned = [weight for copied, weight in self._pairs if copied.grad is not None]
         if not learned:
             return
-        new = torch.cat([copied.grad.flatten() for copied, _ in learned])
-        for copied, _ in learned:
-            copied.grad = None
+        new = torch.cat([copied.grad.flatten() for copied, _ in self._pairs if copied.grad is not None])
+        self._drop_gradients()
         old, added = [], []
-        for (_, weight), part in zip(learned, new.float().split([each.numel() for each, _ in learned]), strict=True):
+        for weight, part in zip(learned, new.float().split([each.numel() for each in learned]), strict=True):
             if weight.grad is None:
                 weight.grad = part.view_as(weight)
             else:  # of another micro-batch, or of embeddings that are tied to the head

@@ -74,7 +74,8 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return _rotated(q, k, cos, *sin.chunk(2, -1), sign=1)
+        first, second = sin.chunk(2, -1)
+        return _rotated(q, k, cos, first, second, sign=1)
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:

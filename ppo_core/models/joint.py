@@ -71,7 +71,8 @@ Own = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], dict[int, fl
 
 
 def _tensors(group: Sequence[Any]) -> Own:
-    weights, biases, downs, ups, scalings = own = [], [], [], [], {}
+    own: Own = [], [], [], [], {}
+    weights, biases, downs, ups, scalings = own
     for i, layer in enumerate(group):
         base = layer
         if isinstance(layer, AdaptedLinear):
@@ -102,7 +103,7 @@ def _as_one(tensors: Sequence[Tensor]) -> Tensor:
     return first if len(tensors) == 1 else first.as_strided(whole, first.stride())
 
 
-def _row(columns: Sequence[Tensor]) -> Tensor:
+def _row(columns: list[Tensor]) -> Tensor:
     return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
 

@@ -32,7 +32,7 @@ from ppo_core.errors import ConfigError, first_line, nearest, one_line
 from ppo_core.models import quantized
 from ppo_core.models.casts import sharing_weights
 from ppo_core.models.fused import fuse_layers
-from ppo_core.models.joint import join, join_adapters, lay_together
+from ppo_core.models.joint import join, join_adapters
 from ppo_core.models.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
 
@@ -100,7 +100,6 @@ def follow_text(model: PreTrainedModel) -> None:
             handle.remove()
     for _, same in groupby(reads, lambda read: id(read[0])):
         join(list(dict.fromkeys(layer for _, layer in same)))
-    lay_together(trunk)
     linear = {name: each for name, each in trunk.named_modules() if isinstance(each, nn.Linear)}
     setattr(trunk, UNREAD, tuple(_without(gave_tensor, trunk)))
     setattr(trunk, NO_ADAPTERS, tuple(name for name, each in linear.items() if not gave_tensor.get(each, True)))

@@ -81,6 +81,10 @@ def test_layers_that_are_trained_whole(bias: bool, bf16: bool) -> None:
     assert_learn_alike(ours, theirs, bf16, products=1 if bf16 else 3)
     ours[1].weight.data = ours[1].weight.data.clone()  # as where a weight is gathered or widened for a while
     assert_learn_alike(ours, theirs, bf16, products=3)
+    backwards = torch.cat([each.weight.data for each in reversed(ours)]).split([*reversed(SIZES)])
+    for each, part in zip(reversed(ours), backwards, strict=True):
+        each.weight.data = part
+    assert_learn_alike(ours, theirs, bf16, products=3)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
