@@ -9,7 +9,7 @@ where all of them are in bfloat16; else each layer computes as it would without 
 
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners import lora
@@ -77,8 +77,8 @@ def _tensors(group: Sequence[Any]) -> Own:
         base = layer
         if isinstance(layer, AdaptedLinear):
             base, (name,) = layer.get_base_layer(), layer.active_adapters
-            downs.append(layer.lora_A[name].weight)
-            ups.append(layer.lora_B[name].weight)
+            for kind, products in ((downs, layer.lora_A), (ups, layer.lora_B)):
+                kind.append(cast(nn.Linear, products[name]).weight)
             scalings[i] = layer.scaling[name]
         weights.append(base.weight.t() if isinstance(base, Conv1D) else base.weight)
         biases += [] if base.bias is None else [base.bias]
