@@ -1,14 +1,19 @@
 """What only a GPU can show: that it is right there, how fast it is, beside TRL, and as a study.
 
-    make gpu                        # PART=check: correctness, and one cell of 0.5B with LoRA; three minutes
-    make gpu PART=speed             # tokens a second, memory and share of the floor, 0.1B to 8B
-    make gpu PART=trl WHEELS=dir    # TRL 1.12.0 on two cells, in the same run as ours
-    make gpu PART=study WHEELS=dir  # a study with a guard stop, and several trials on one GPU
+    make gpu                            # PART=check: correctness against the CPU
+    make gpu PART=speed                 # three cells, with the kernels of a decode step
+    make gpu PART=sharing WHEELS=dir    # 8 trials of 0.1B on one GPU: in turn, and 8, 4 and 2 at a time
+    make gpu PART=sharing-0.5b WHEELS=dir
+    make gpu PART=4bit WHEELS=dir       # frozen weights in 4 bits
+    make gpu PART=study WHEELS=dir      # a study with a guard stop
+    make gpu PART=trl WHEELS=dir        # TRL 1.12.0 on two cells, in the same run as ours
+    make gpu PART=sizes                 # more cells, 0.1B to 1.5B
 
-Each part takes less than nine minutes, prints a table, and writes benchmarks/results/<gpu>-<part>.md and .json (RESULTS
-names another folder), anew after each cell. What fails is named there, and the rest still runs; the exit status is
-then 1. It runs under any python3 with torch, transformers, peft, accelerate and pytest; docs/gpu.md names the wheels
-that `trl` and `study` need. `--rehearse` runs the same code on tiny shapes on the CPU.
+In the order of what they are worth on a short lease. Each part takes less than four minutes, prints what it finds with
+the versions of what it ran under, and writes benchmarks/results/<gpu>-<part>.md and .json (RESULTS names another
+folder), anew after each cell. What fails is named there, and the rest still runs; the exit status is then 1.
+It runs under any python3 with torch, transformers, peft, accelerate and pytest; docs/gpu.md names the wheels
+that other parts need. `--rehearse` runs the same code on tiny shapes on the CPU.
 """
 
 import argparse
@@ -26,6 +31,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,27 +48,26 @@ from tuner.study.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "optuna", "trl")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "optuna", "trl")
 
-PART_SECONDS = 500.0
+PART_SECONDS = 225.0
 """A part ends within them, with what it has."""
-TEST_SECONDS = 330.0
-CELL_SECONDS = 150.0
-GUARD_SECONDS = 200.0
-"""The longest that the tests, one cell, and the study with the guard stop may take of these."""
+CELL_SECONDS = 120.0
+"""The longest that one cell may take of these."""
 
-CHECK = (Cell("qwen2-0.5b", lora=True),)
 SPEED = (
-    Cell("gpt2-0.1b", lora=False),
     Cell("qwen2-0.5b", lora=True),
+    Cell("gpt2-0.1b", lora=False),
     Cell("llama-8b", lora=True, micro_batch=8, gradient_checkpointing=True, epochs=1),
+)
+IN_4_BITS = (Cell("qwen2-0.5b", lora=True, in_4bit=True), Cell("qwen2-1.5b", lora=True, in_4bit=True))
+SIZES = (
     Cell("qwen2-1.5b", lora=True),
     Cell("qwen2-0.5b", lora=False),
     Cell("gpt2-0.1b", lora=True),
     Cell("qwen2-0.5b", lora=True, new_tokens=512),
     Cell("qwen2-1.5b", lora=False),
 )
-"""Each size first: if time runs out, they are known."""
 AGAINST_TRL = (Cell("gpt2-0.1b", lora=False), Cell("qwen2-0.5b", lora=True))
 
 
@@ -87,21 +92,21 @@ class Setting:
 
 
 def check(setting: Setting) -> None:
-    """Run the tests that need a GPU, and one cell."""
-    with setting.results.attempt("tests marked gpu"):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", "tests/ppo_core/test_gpu.py"]
-        status, output = run_limited(setting.limit(TEST_SECONDS), command, ROOT, os.environ)
-        last = output.strip().splitlines()[-1:]
-        setting.results.say(f"tests marked gpu: {' '.join(last)}", tests=last)
-        if status != 0:
-            setting.results.say(output)
-            raise Failed(_status(status))
-    _measure(setting, CHECK, _rates(setting))
+    """Run the tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", "tests/ppo_core/test_gpu.py"]
+    status, output = run_limited(setting.limit(), command, ROOT, os.environ)
+    last = output.strip().splitlines()[-1:]
+    setting.results.say(f"tests marked gpu: {' '.join(last)}", tests=last)
+    if status != 0:
+        setting.results.say(output)
+        raise Failed(_status(status))
 
 
-def speed(setting: Setting) -> None:
+def cells(which: Sequence[Cell], setting: Setting) -> None:
     """Measure every cell."""
-    _measure(setting, SPEED, _rates(setting))
+    rates = _rates(setting)
+    for cell in setting.cells(which):
+        _measure_one(setting, measure, cell, rates, 3)
 
 
 def _rates(setting: Setting) -> Rates:
@@ -116,11 +121,6 @@ def _rates(setting: Setting) -> Rates:
     return rates
 
 
-def _measure(setting: Setting, cells: Sequence[Cell], rates: Rates) -> None:
-    for cell in setting.cells(cells):
-        _measure_one(setting, measure, cell, rates, 3)
-
-
 def _measure_one(
     setting: Setting, measured_by: Callable[..., Measured], cell: Cell, rates: Rates, iterations: int
 ) -> list[Measured]:
@@ -130,6 +130,9 @@ def _measure_one(
         limit, iterations = setting.limit(CELL_SECONDS), 1 if setting.rehearses else iterations
         found.append(in_own_process(limit, measured_by, cell, setting.device, rates, iterations=iterations))
         setting.results.add(found[0])
+        if found[0].step_kernels:
+            kinds = (f"{kind} {ms:.2f} ms in {count:.0f}" for kind, (ms, count) in found[0].step_kernels.items())
+            setting.results.say(f"{cell.name}: kernels of a decode step: {', '.join(kinds)}")
     return found
 
 
@@ -147,15 +150,7 @@ def trl(setting: Setting) -> None:
 
 
 def study(setting: Setting) -> None:
-    """Run a study of `reviews` in which the guard stops a trial, then the same trials in turn and side by side."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        with setting.results.attempt("a study with a guard stop"):
-            _stopped_by_the_guard(setting, folder)
-        _sharing(setting, folder)
-
-
-def _stopped_by_the_guard(setting: Setting, folder: Path) -> None:
+    """Run a study of `reviews` in which the guard stops a trial."""
     budget, episodes = ("3", "96") if setting.rehearses else ("4", "1920")
     text = (ROOT / "studies" / "reviews.toml").read_text()
     text = re.sub(r"(?m)^budget = .*$", f"budget = {budget}", text, count=1)
@@ -163,7 +158,8 @@ def _stopped_by_the_guard(setting: Setting, folder: Path) -> None:
     text = text.replace("[fixed]", f"[fixed]\ntotal_episodes = {episodes}", 1)
     if setting.rehearses:  # so few steps reach no limit for certain: any step of any size is over this one
         text = re.sub(r"(?m)^budget = .*\nlimit = .*$", r"budget = 0.01\nlimit = 0.01", text)
-    trials, seconds = _run_study(setting.limit(GUARD_SECONDS), folder, "reviews", text)
+    with tempfile.TemporaryDirectory() as folder:
+        trials, seconds = _run_study(setting.limit(), Path(folder).resolve(), "reviews", text)
     stopped = [trial for trial in trials if trial["status"] == "pruned" and trial["reason"]["rule"].startswith("kl")]
     best = max((trial["value"] for trial in trials if trial["value"] is not None), default=None)
     setting.results.say(
@@ -203,7 +199,6 @@ checkpoint_seconds = 3600
 
 They are to measure the GPU, not the disk: a checkpoint of adapters is small, and each trial saves only two.
 """
-SHARING_ITERATIONS = 12
 
 
 def sharing_text(name: str, task: Path, trials: int, batch: int, iterations: int) -> str:
@@ -215,31 +210,32 @@ def sharing_text(name: str, task: Path, trials: int, batch: int, iterations: int
     )  # fmt: skip
 
 
-def _sharing(setting: Setting, folder: Path) -> None:
+def sharing(size: str, iterations: int, setting: Setting) -> None:
     """Run the same study with 1, 8, 4 and 2 trials at a time on one GPU; rehearsed with 1 and 2 on the CPU.
 
     In this order: if time runs out, the ends are known.
     """
-    size, tokens, counts = ("tiny", 8, (1, 2)) if setting.rehearses else ("gpt2-0.1b", 128, (1, 8, 4, 2))
-    batch, iterations = (8, 4) if setting.rehearses else (64, SHARING_ITERATIONS)
-    flag = "--workers" if setting.rehearses else "--trials-per-gpu"
+    size, tokens, counts = ("tiny", 8, (1, 2)) if setting.rehearses else (size, 128, (1, 8, 4, 2))
+    batch, flag = (8, "--workers") if setting.rehearses else (64, "--trials-per-gpu")
     setting.results.say(mps_line())
     seconds: dict[int, float] = {}
     each: dict[int, float] = {}
-    for count in counts:
-        what = f"{max(counts)} trials of {size}, {count} at a time"
-        with setting.results.attempt(what):
-            task = save_task(folder, size, tokens, tokens)
-            text = sharing_text(f"sharing-{count}", task, max(counts), batch, iterations)
-            trials, took = _run_study(setting.limit(), folder, f"sharing-{count}", text, flag, str(count))
-            _require_none_failed(trials)
-            seconds[count], each[count] = took, statistics.median(trial["seconds"] for trial in trials)
-            beside = f", {seconds[1] / took:.2f} times as fast as in turn" if 1 in seconds else ""
-            setting.results.say(
-                f"{what}: {took:.0f} s with the start of all processes{beside}; {each[count]:.1f} s a trial",
-                sharing_seconds=seconds,
-                sharing_trial_seconds=each,
-            )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        task = save_task(folder, size, tokens, tokens)
+        for count in counts:
+            what = f"{max(counts)} trials of {size}, {count} at a time"
+            with setting.results.attempt(what):
+                text = sharing_text(f"sharing-{count}", task, max(counts), batch, iterations)
+                trials, took = _run_study(setting.limit(), folder, f"sharing-{count}", text, flag, str(count))
+                _require_none_failed(trials)
+                seconds[count], each[count] = took, statistics.median(trial["seconds"] for trial in trials)
+                beside = f", {seconds[1] / took:.2f} times as fast as in turn" if 1 in seconds else ""
+                setting.results.say(
+                    f"{what}: {took:.0f} s with the start of all processes{beside}; {each[count]:.1f} s a trial",
+                    sharing_seconds=seconds,
+                    sharing_trial_seconds=each,
+                )
 
 
 def _require_none_failed(trials: Sequence[dict[str, Any]]) -> None:
@@ -282,7 +278,16 @@ def _path() -> str:
     return os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
 
 
-PARTS: dict[str, Callable[[Setting], None]] = {"check": check, "speed": speed, "trl": trl, "study": study}
+PARTS: dict[str, Callable[[Setting], None]] = {
+    "check": check,
+    "speed": partial(cells, SPEED),
+    "sharing": partial(sharing, "gpt2-0.1b", 6),
+    "sharing-0.5b": partial(sharing, "qwen2-0.5b", 4),
+    "4bit": partial(cells, IN_4_BITS),
+    "study": study,
+    "trl": trl,
+    "sizes": partial(cells, SIZES),
+}
 
 
 def main() -> int:

@@ -191,6 +191,9 @@ class PPOTrainer:
             if make_generator is None
             else make_generator(self.network, models.tokenizer)
         )
+        if isinstance(self.generator, TransformersGenerator):
+            for chunk in (self.state.chunks.scoring, self.state.chunks.training):
+                chunk.spare = self.generator.give_back
 
     @property
     def step(self) -> int:

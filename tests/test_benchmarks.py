@@ -23,6 +23,7 @@ SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
 import confirm  # noqa: E402
+import op_counts  # noqa: E402
 from support import cells, recorded, recorded_summary, recording  # noqa: E402
 
 
@@ -105,3 +106,19 @@ def test_a_cell_is_measured_with_the_kernels_of_runs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cells, "cell_models", build)
     with pytest.raises(NotImplementedError):
         cells.measure(cells.Cell("tiny", lora=True), device, cells.Rates(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("size", "lora", "decode", "learn"),
+    [
+        ("qwen2-0.5b", True, 735, 1900),
+        ("qwen2-0.5b", False, 590, 1520),
+        ("llama-8b", True, 960, 2470),
+        ("llama-8b", False, 766, 1930),
+        ("gpt2-0.1b", True, 295, 730),
+        ("gpt2-0.1b", False, 236, 660),
+    ],
+)
+def test_operations_stay_as_few(size: str, lora: bool, decode: int, learn: int) -> None:
+    found = {work: names.total() for work, names in op_counts.counts(size, lora=lora).items()}
+    assert 0 < found["decode"] <= decode and 0 < found["learn"] <= learn

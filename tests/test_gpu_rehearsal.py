@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as `make gpu` does
 
 
+def test_the_tests_that_need_a_gpu_are_run(tmp_path: Path) -> None:
+    assert "tests marked gpu: " in rehearse("check", tmp_path)[1]
+
+
 def rehearse(part: str, folder: Path) -> tuple[dict[str, object], str]:
     """Run a part; return what its JSON and its Markdown say."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), part, "--rehearse", "--results", str(folder)]
@@ -23,16 +27,22 @@ def rehearse(part: str, folder: Path) -> tuple[dict[str, object], str]:
     return json.loads((folder / f"cpu-{part}.json").read_text()), (folder / f"cpu-{part}.md").read_text()
 
 
-@pytest.mark.parametrize(("part", "cells"), [("check", 1), ("speed", 8), ("trl", 6)])
-def test_a_part_measures_every_cell(part: str, cells: int, tmp_path: Path) -> None:
-    if part == "trl" and find_spec("trl") is None:
-        pytest.skip("TRL is not installed: pip install -e '.[bench]'")
+@pytest.mark.parametrize(
+    ("part", "cells", "package"),
+    [("speed", 3, "torch"), ("sizes", 5, "torch"), ("4bit", 2, "bitsandbytes"), ("trl", 6, "trl")],
+)
+def test_a_part_measures_every_cell(part: str, cells: int, package: str, tmp_path: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e '.[bench,quantized]'")
     data, text = rehearse(part, tmp_path)
     found = data["cells"]
     assert isinstance(found, list) and len(found) == cells and data["passed"] is True
     for cell in found:
         assert cell["tokens_per_second"] > 0 and cell["peak_gib"] > 0 and cell["floor_share"] > 0
         assert set(cell["seconds"]) == ({"iteration"} if cell["trainer"] == "TRL" else {"generate", "score", "update"})
+        assert all(count > 0 for _, count in cell["step_kernels"].values())
+        assert set(cell["step_kernels"]) == (set() if cell["trainer"] == "TRL" else {"products", "attention", "other"})
+    assert {"torch", "transformers"} <= data["versions"].keys()
     assert text.startswith(f"# {part} on cpu") and "| cell | trainer |" in text and "Done after" in text
 
 
@@ -76,6 +86,10 @@ def test_a_study_runs_and_the_guard_stops_a_trial(tmp_path: Path) -> None:
     assert isinstance(trials, list) and len(trials) >= 2
     assert f"{len(trials)} trials in" in text
     assert "kl_hard" in [(trial["reason"] or {}).get("rule") for trial in trials]
+
+
+def test_trials_share_a_device(tmp_path: Path) -> None:
+    data, text = rehearse("sharing", tmp_path)
     seconds = data["sharing_seconds"]
     assert isinstance(seconds, dict) and list(seconds) == ["1", "2"] and "2 trials of tiny, 2 at a time: " in text
 

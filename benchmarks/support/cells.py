@@ -11,19 +11,26 @@ layers and the head, of prompts and responses as they are needed once:
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, Scored
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.loading.load import FrozenPolicy, TaskModels, freeze_policy, prepare_device
+from ppo_core.models import quantized
 from ppo_core.models.memory import free, peak_mib
-from ppo_core.models.networks import computes_in_bf16
+from ppo_core.models.networks import computes_in_bf16, load_pretrained
+from ppo_core.randomness import Key, Purpose
+from ppo_core.sampling.generation import Request
+from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 
 from .shape import TIMED
@@ -46,11 +53,15 @@ class Cell:
     micro_batch: int | None = None
     """Rows of one forward and backward pass; None: the whole mini-batch."""
     gradient_checkpointing: bool = False
+    bf16: bool | None = None
+    in_4bit: bool = False
+    """Frozen weights."""
 
     @property
     def name(self) -> str:
         """Unique among the cells of a table."""
-        return f"{self.size} {'LoRA' if self.lora else 'full'} {self.prompt_tokens}+{self.new_tokens}"
+        kind = "4-bit LoRA" if self.in_4bit else "LoRA" if self.lora else "full"
+        return f"{self.size} {kind} {self.prompt_tokens}+{self.new_tokens}"
 
     def config(self, value_model: str = "shared") -> PPOConfig:
         """Return the run's config; it never comes to an end, whose evaluation would be timed."""
@@ -70,6 +81,8 @@ class Cell:
                 "use_peft": self.lora,
                 "lora_target_modules": "all-linear" if self.lora else None,
                 "gradient_checkpointing": self.gradient_checkpointing,
+                "bf16": self.bf16,
+                "load_in_4bit": self.in_4bit,
                 "learning_rate": 1e-6,
             }
         )
@@ -101,6 +114,8 @@ class Measured:
     """Generating, a token of all rows."""
     peak_gib: float
     floor_seconds: dict[str, float]
+    step_kernels: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Milliseconds and number of a decode step's kernels, by kind (on a CPU: operations)."""
 
     @property
     def floor_share(self) -> float:
@@ -125,7 +140,40 @@ def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int =
         next(reports)
     found = [next(reports).metrics for _ in range(iterations)]
     seconds = {phase: statistics.median(metrics[f"time/{phase}"] for metrics in found) for phase in PHASES}
-    return summary(cell, "ours", seconds, peak_mib(device) / 1024, rates)
+    peak = peak_mib(device) / 1024
+    return replace(summary(cell, "ours", seconds, peak, rates), step_kernels=_step_kernels(trainer))
+
+
+KINDS = {
+    "products": ("gemm", "gemv", "cutlass", "xmma", "nvjet", "mm"),
+    "attention": ("attention", "flash", "fmha"),
+    "other": ("",),
+}
+"""Parts of kernels' names; the first kind that has one counts."""
+
+
+def _step_kernels(trainer: PPOTrainer) -> dict[str, tuple[float, float]]:
+    """Profile what the responses' tokens after the first two cost, a token."""
+    state, models, tokens = trainer.state, trainer.models, min(10, trainer.config.response_length)
+    sampling = SamplingSettings.of(state.config, models.reference, models.tokenizer)
+    prompts = models.prompts.train[: state.config.batch_sizes(1).batch_size]
+    requests = [Request(i, prompt) for i, prompt in enumerate(prompts)]
+    on_gpu = models.reference.device.type == "cuda"
+    found: list[dict[str, list[float]]] = []
+    for length in (2, tokens):
+        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+            settings = replace(sampling, response_length=length)
+            trainer.generator.generate(requests, settings, Key(0, Purpose.ROLLOUT, 0))
+        sums = {kind: [0.0, 0.0] for kind in KINDS}
+        for event in profiled.key_averages():
+            kind = next(kind for kind, parts in KINDS.items() if any(part in event.key.lower() for part in parts))
+            sums[kind][0] += (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000
+            sums[kind][1] += event.count
+        found.append(sums)
+    more = {
+        kind: [(b - a) / (tokens - 2) for a, b in zip(found[0][kind], found[1][kind], strict=True)] for kind in KINDS
+    }
+    return {kind: (ms, count) for kind, (ms, count) in more.items()}
 
 
 def begin_afresh(device: torch.device) -> None:
@@ -158,6 +206,11 @@ def cell_models(cell: Cell, device: torch.device) -> TaskModels:
     bf16 = computes_in_bf16(config, device)
     held = FrozenPolicy(("bf16" if cell.lora else "bf16_products") if bf16 else "float32")
     policy = random_policy(cell.size, device, torch.bfloat16 if held.weights == "bf16" else torch.float32)
+    if cell.in_4bit:
+        with tempfile.TemporaryDirectory() as folder:
+            policy.save_pretrained(folder)
+            options = quantized.in_4_bits(device, policy.dtype)
+            policy = load_pretrained(AutoModelForCausalLM, folder, policy.dtype, **options)
     freeze_policy(policy, device, held, cell.size)
     vocabulary = policy.config.vocab_size
     words = torch.randint(2, vocabulary, (4 * cell.episodes, cell.prompt_tokens), generator=torch.Generator())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -49,6 +50,24 @@ SIZES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 """The published shapes of GPT-2, Qwen2 0.5B and 1.5B, and Llama 3 8B."""
+
+
+def _narrow(full: PreTrainedConfig) -> PreTrainedConfig:
+    """Return an architecture as deep as `full`, whose operations take no time."""
+    return type(full)(
+        num_hidden_layers=full.num_hidden_layers,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        tie_word_embeddings=full.tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+SIZES |= {f"narrow {size}": partial(lambda make: _narrow(make()), make) for size, make in SIZES.items()}
 
 
 def config_of(size: str) -> PreTrainedConfig:

@@ -96,7 +96,7 @@ def read_policy(
     order = sequences.by_length()
 
     def read(rows: Sequences) -> list[Tensor]:
-        states = response_states(network.policy, rows)
+        states = response_states(network.passes, rows)
         compared = compare((network.head, states), (ref_head, response_states(reference, rows)), rows, temperature)
         columns = [compared.logprobs, compared.ref_logprobs, compared.kl_exact, compared.entropy]
         if with_values and network.value_head is not None:

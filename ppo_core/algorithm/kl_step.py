@@ -94,7 +94,7 @@ def read_kl_step(
         total = torch.zeros((), dtype=torch.float64)
         for index in order.split(rows):
             part = experience.rows(index)
-            states = response_states(network.policy, part.sequences)
+            states = response_states(network.passes, part.sequences)
             logprobs, _ = token_readings(network.head, states, part.sequences, temperature, with_entropy=False)
             log_ratio = (logprobs - part.logprobs) * part.sequences.response_mask
             total += (0.5 * log_ratio**2).sum().cpu().double()
@@ -111,7 +111,9 @@ def rounding_floor(
     """Return the KL step that rounding alone shows (`rounded_otherwise`), in nats per response; 0 in float32."""
     if not network.bf16:
         return 0.0
-    with rounded_otherwise(network.policy.get_input_embeddings()):
+    with network.precision():
+        embeddings = network.passes.get_input_embeddings()
+    with rounded_otherwise(embeddings):
         return read_kl_step(network, experience, temperature, chunk, world)
 
 

@@ -147,7 +147,7 @@ class _Gradients:
         losses = []
         with self.network.precision():
             with torch.set_grad_enabled(self.policy_learns):
-                states = response_states(self.network.policy, micro.sequences)
+                states = response_states(self.network.passes, micro.sequences)
             if self.policy_learns:
                 loss, sums = self._policy_loss(micro, states)
                 losses.append(loss)
@@ -156,18 +156,18 @@ class _Gradients:
                 loss, sums = self._value_loss(micro, states)
                 losses.append(loss)
                 yield sums
-        (torch.stack(losses).sum() / tokens).backward()
+        self.network.backward(torch.stack(losses).sum() / tokens)
 
     def _own_critic(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
         """Add the gradients of two networks one after the other, to hold the activations of only one."""
         if self.policy_learns:
             with self.network.precision():
-                loss, sums = self._policy_loss(micro, response_states(self.network.policy, micro.sequences))
-            (loss / tokens).backward()
+                loss, sums = self._policy_loss(micro, response_states(self.network.passes, micro.sequences))
+            self.network.backward(loss / tokens)
             yield sums
         with self.network.precision():
             loss, sums = self._value_loss(micro, None)
-        (loss / tokens).backward()
+        self.network.backward(loss / tokens)
         yield sums
 
     def _policy_loss(self, micro: Experience, states: Tensor) -> tuple[Tensor, Sums]:

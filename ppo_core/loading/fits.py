@@ -20,6 +20,7 @@ from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.loading.load import resolve_device
+from ppo_core.models.casts import cast_products
 from ppo_core.models.memory import Room, room
 from ppo_core.models.networks import (
     base_of,
@@ -32,7 +33,6 @@ from ppo_core.models.networks import (
 )
 from ppo_core.models.quantized import moment_bytes
 from ppo_core.output import amount
-from ppo_core.sampling.cuda_graphs import cast_products
 
 IN_4_BITS = 0.516
 """Bytes of a weight in NF4 with double quantisation: 4 bits, and 0.127 of scales (Dettmers et al. 2023, section 3)."""

@@ -21,6 +21,7 @@ from ppo_core.loading.digest import digests
 from ppo_core.loading.ready import longest_prompt
 from ppo_core.loading.task_file import AnyTask, get_task
 from ppo_core.models import quantized
+from ppo_core.models.casts import cast_products
 from ppo_core.models.networks import computes_in_bf16, follow_text, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.models.policy import LanguageHead, response_states
 from ppo_core.models.sequences import Sequences, TokenTexts
@@ -29,7 +30,6 @@ from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.model import RewardModel
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
-from ppo_core.sampling.cuda_graphs import cast_products
 from ppo_core.sampling.generation import Rollouts
 
 logger = logging.getLogger(__name__)

@@ -46,6 +46,8 @@ class ChunkRows:
         self._may_halve = may_halve
         self.work = work
         self.rows = self._first = rows
+        self.spare: Callable[[], bool] = lambda: False
+        """Frees what is held for speed alone, before rows are halved; returns False if there is nothing."""
         self._last_resort = last_resort
         self._world = world
 
@@ -72,6 +74,10 @@ class ChunkRows:
             if self._world.agree(is_done):
                 return cast(Result, result)
             result = None  # frees the result of a process that had room when another did not
+            if not self._world.agree(not self.spare()):  # in any process
+                cause = None
+                free()
+                continue
             last_resort, self._last_resort = self._last_resort, None if rows == 1 else self._last_resort
             if rows > 1:
                 self.rows = rows // 2
@@ -120,11 +126,27 @@ def gpu_limit(device: torch.device) -> int:
 def peak_mib(device: torch.device) -> float:
     """Return the most memory held so far, in MiB: allocated on the GPU, else resident in this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+        return max([torch.cuda.max_memory_allocated(device), *_earlier_peaks]) / 2**20
     with suppress(OSError, IndexError):  # not Linux; getrusage would count what the parent held when it forked
         _, _, kilobytes = Path("/proc/self/status").read_text().partition("VmHWM:")
         return int(kilobytes.split()[0]) / 2**10
     return resident() / 2**20
+
+
+_earlier_peaks: list[int] = []
+"""Most bytes allocated on this process's GPU up to each call of `begin_recent_peak`."""
+
+
+def begin_recent_peak(device: torch.device) -> None:
+    """Have `recent_peak` begin now."""
+    if device.type == "cuda":
+        _earlier_peaks[:] = [max([torch.cuda.max_memory_allocated(device), *_earlier_peaks])]
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def recent_peak(device: torch.device) -> int:
+    """Return the most bytes allocated on a GPU since `begin_recent_peak`."""
+    return torch.cuda.max_memory_allocated(device)
 
 
 CUDA_CONTEXT = 512 * 2**20

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -30,16 +30,18 @@ from ppo_core.config.checks import listed
 from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.errors import ConfigError, first_line, nearest, one_line
 from ppo_core.models import quantized
+from ppo_core.models.casts import sharing_weights
+from ppo_core.models.fused import fuse_layers
+from ppo_core.models.joint import join, join_adapters
 from ppo_core.models.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
 
 
 def prepare_layers(model: nn.Module) -> None:
-    """Set every dropout of a model to 0 (it would make the ratio differ from 1 before any update), and fuse its GELUs.
+    """Set every dropout of a model to 0 (it would make the ratio differ from 1 before any update), and fuse its layers.
 
     Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
-    their config in each pass get a copy: the model's own config is saved with it and keeps its values. GELUs written as
-    six operations (gelu_new, gelu_fast) become torch's kernel of that function.
+    their config in each pass get a copy: the model's own config is saved with it and keeps its values.
     """
     copies: dict[int, Any] = {}  # deepcopy's memo: one copy of each config
     for module in model.modules():
@@ -50,9 +52,7 @@ def prepare_layers(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         _zero_dropout(module)
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation | FastGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
+    fuse_layers(model)
 
 
 def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
@@ -72,7 +72,7 @@ NO_ADAPTERS = "_ppo_core_no_adapters"
 
 @torch.no_grad()
 def follow_text(model: PreTrainedModel) -> None:
-    """Note on a model's trunk what text reaches, by a pass over a few tokens.
+    """Note on a model's trunk what text reaches, by a pass over a few tokens, and join layers that read the same.
 
     Inside a list of layers all counts as reached: weights may be read without their module, and other tokens may go to
     other experts.
@@ -81,9 +81,12 @@ def follow_text(model: PreTrainedModel) -> None:
     padding = getattr(trunk.config.get_text_config(), "pad_token_id", None)  # unmasked, it would be warned of
     tokens = torch.tensor([[token for token in range(5) if token != padding][:4]], device=trunk.device)
     gave_tensor: dict[nn.Module, bool] = {}
+    reads: list[tuple[Any, nn.Linear]] = []
 
-    def note(module: nn.Module, _: object, output: object) -> None:
+    def note(module: nn.Module, inputs: Any, output: object) -> None:
         gave_tensor[module] = isinstance(output, Tensor)
+        if type(module) is nn.Linear and gave_tensor[module] and inputs:
+            reads.append((inputs[0], module))
 
     handles = [module.register_forward_hook(note) for module in trunk.modules()]
     try:
@@ -95,6 +98,8 @@ def follow_text(model: PreTrainedModel) -> None:
     finally:
         for handle in handles:
             handle.remove()
+    for _, same in groupby(reads, lambda read: id(read[0])):
+        join(list(dict.fromkeys(layer for _, layer in same)))
     linear = {name: each for name, each in trunk.named_modules() if isinstance(each, nn.Linear)}
     setattr(trunk, UNREAD, tuple(_without(gave_tensor, trunk)))
     setattr(trunk, NO_ADAPTERS, tuple(name for name, each in linear.items() if not gave_tensor.get(each, True)))
@@ -288,6 +293,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     if is_tied and not _has_tied_head(model):
         raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
     _train_in_float32(model)
+    join_adapters(model)
     if getattr(model, MERGED, False):  # adapters alone would be loaded onto the base without those before them
         return model, lambda folder, **_: _merged_copy(adapted).save_pretrained(folder)
     return model, lambda folder, **_: adapted.save_pretrained(str(folder))
@@ -369,12 +375,6 @@ def _drawing_by(seed: int, task: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
         torch.default_generator.manual_seed(int(number))
         yield
-
-
-def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a second model that shares `model`'s parameters and buffers."""
-    shared = [*model.parameters(), *model.buffers(), *quantized.scales(model)]
-    return copy.deepcopy(model, {id(item): item for item in shared})
 
 
 def _new_head(width: int) -> nn.Linear:

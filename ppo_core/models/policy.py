@@ -7,9 +7,9 @@ Shapes: B rows, T response columns, N response tokens of a batch (the mask's one
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ppo_core.models.casts import CastWeights
 from ppo_core.models.memory import room_for_logits
 from ppo_core.models.sequences import Sequences, TokenSets, position_ids
 
@@ -191,6 +192,10 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)
 
 
+def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+
 class ActorCritic(nn.Module):
     """A policy and its critic; `ppo_core.models.networks` builds one.
 
@@ -215,35 +220,67 @@ class ActorCritic(nn.Module):
         self.bf16 = bf16
         self.is_sharded = False
         self.value_mean, self.value_std = 0.0, 1.0
-        self._recomputed: list[GradientCheckpointingLayer] = []
-        self.head = LanguageHead.of(policy)
+        self._recomputes = False
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
-    def precision(self) -> AbstractContextManager[None]:
-        """Return the context of every forward pass: bfloat16 on request."""
-        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Enter the context of every forward pass: bfloat16 on request, with the current weights."""
+        self._casts.refresh()
+        with torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            yield
+
+    @cached_property
+    def _casts(self) -> CastWeights:
+        """What passes in this context read; sharded weights are not whole, and have no copies."""
+        return CastWeights(self._networks, casts=self.bf16 and not self.is_sharded)
+
+    @property
+    def _networks(self) -> list[nn.Module]:
+        """The policy, and a critic of its own."""
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def _read(self) -> list[nn.Module]:
+        """Return policy and critic as a pass in the current precision reads them."""
+        return list(self._casts.models) if torch.is_autocast_enabled(self.policy.device.type) else self._networks
+
+    @property
+    def passes(self) -> PreTrainedModel:
+        """The policy as a pass in the current precision reads it."""
+        return cast(PreTrainedModel, self._read()[0])
+
+    @property
+    def head(self) -> LanguageHead:
+        """Its language head."""
+        return LanguageHead.of(self.passes)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to the weights'."""
+        loss.backward()
+        self._casts.add_gradients()
 
     def recompute(self) -> bool:
         """Turn gradient checkpointing on for good; return False if a network has none."""
-        networks = [cast(PreTrainedModel, model) for model in (self.policy, self.critic) if model is not None]
-        layers = [[each for each in m.modules() if isinstance(each, GradientCheckpointingLayer)] for m in networks]
-        if not all(layers) or not all(model.supports_gradient_checkpointing for model in networks):
+        copies = self.__dict__.get("_casts")  # made later, they have it from the networks
+        networks = [cast(PreTrainedModel, model) for model in (*self._networks, *(copies.models if copies else ()))]
+        if not all(map(_layers, networks)) or not all(model.supports_gradient_checkpointing for model in networks):
             return False
         for model in networks:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._recomputed = [layer for own in layers for layer in own]
+        self._recomputes = True
         logger.info("gradient checkpointing is on")
         return True
 
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Enter the context of passes with gradients; in sampling a checkpointed layer would drop its KV cache."""
-        for layer in self._recomputed:
+        layers = _layers(self._casts.models) if self._recomputes else []
+        for layer in layers:
             layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
             yield
         finally:
-            for layer in self._recomputed:
+            for layer in layers:
                 layer.training = False
 
     def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
@@ -253,7 +290,7 @@ class ActorCritic(nn.Module):
     def standard_values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
         """Return the critic's own output [B, T]: values less `value_mean`, over `value_std`."""
         if self.critic is not None:
-            states = response_states(self.critic, sequences)
+            states = response_states(self._read()[1], sequences)
         assert self.value_head is not None and states is not None
         with torch.autocast(states.device.type, enabled=False):
             output: Tensor = self.value_head(states.float()).squeeze(-1)

@@ -19,13 +19,11 @@ from functools import cached_property
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from ppo_core.errors import is_out_of_memory
-from ppo_core.models.memory import free, peak_mib, room
-from ppo_core.models.networks import sharing_weights
+from ppo_core.models.memory import begin_recent_peak, free, recent_peak, room
 from ppo_core.sampling.decoding import CachedDecoding, ReservedLayer, reserved_cache, step_logits
 
 logger = logging.getLogger(__name__)
@@ -91,21 +89,32 @@ class CapturedDecoding:
 
     def end(self) -> None:
         """Keep the buffers if they fit beside the memory for learning, else release them."""
-        held, memory = sum(layer.held_bytes() for layer in self._layers), room(self._model.device)
+        held, memory = self._held(), room(self._model.device)
         if self._beside is None:
             most = SMALL * memory.total
         else:
             most = MOST_FILLED * memory.total - memory.process - self._beside
         if held > most:
+            self.give_back()
+            free()
+
+    def give_back(self) -> bool:
+        """Release the buffers kept between two batches, for the work beside them; return False without any."""
+        had_some = self._held() > 0
+        if had_some:
             self._is_given_back = True
             self.release()
-            free()
+            begin_recent_peak(self._model.device)  # what the buffers took is no part of what is needed beside them
+        return had_some
+
+    def _held(self) -> int:
+        return sum(layer.held_bytes() for layer in self._layers)
 
     def learned(self) -> None:
         """Record an iteration's peak memory, if the buffers were released before it learned."""
         if self._is_given_back:
             self._is_given_back = False
-            self._beside = peak_mib(self._model.device) * 2**20
+            self._beside = recent_peak(self._model.device)
 
     def release(self) -> None:
         """Free the buffers and all graphs."""
@@ -203,39 +212,5 @@ def has_fixed_layers(model: PreTrainedModel) -> bool:
     return all(type(layer) is ReservedLayer for layer in reserved_cache(model, tokens=1).layers)
 
 
-def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Give float32 linear layers bfloat16 copies of their weights; return each copy with its original.
-
-    They equal autocast's casts in every pass, so the numbers stay the same. Norms, embeddings and activations between
-    layers stay in float32.
-    """
-    pairs = []
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            for name, weight in list(module.named_parameters(recurse=False)):
-                if weight.dtype == torch.float32:
-                    cast_weight = nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
-                    setattr(module, name, cast_weight)
-                    pairs.append((cast_weight, weight))
-    return pairs
-
-
 Decoding = CachedDecoding | CapturedDecoding
 """The decode steps of one batch."""
-
-
-class CastWeights:
-    """The policy's own tensors, except that `model` has bfloat16 copies of the linear layers' weights.
-
-    A decode step then moves two bytes per weight instead of the six of reading, casting and reading again.
-    """
-
-    def __init__(self, policy: PreTrainedModel) -> None:
-        self.model = sharing_weights(policy)
-        self._pairs = cast_products(self.model)
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the policy's current weights, in place, so that graphs read them."""
-        for cast_weight, weight in self._pairs:
-            cast_weight.copy_(weight)

@@ -18,7 +18,7 @@ from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
 from ppo_core.models.sequences import Sequences, TokenSets, padded_left, position_ids, response_texts
 from ppo_core.randomness import Key, uniforms
-from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights, Decoding
+from ppo_core.sampling.cuda_graphs import CapturedDecoding, Decoding
 from ppo_core.sampling.decoding import IS_FIXED, CachedDecoding
 from ppo_core.sampling.next_token import SamplingSettings, Stops, next_token
 
@@ -86,17 +86,19 @@ class TransformersGenerator:
         fixed: bool | None = None,
     ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
-        # Copies and captured graphs need whole weights that stay in place.
+        # Captured graphs need whole weights that stay in place.
         policy, on_gpu = network.policy, network.policy.device.type == "cuda" and not network.is_sharded
-        self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
-        self._model = policy if self._casts is None else self._casts.model
+        with network.precision():
+            self._model = network.passes
         fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed
         self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
+    def give_back(self) -> bool:
+        """Free what is kept between two batches; return False if there is nothing."""
+        return self._captured is not None and self._captured.give_back()
+
     def update_weights(self) -> None:
-        """Refresh cached casts of the weights."""
-        if self._casts is not None:
-            self._casts.refresh()
+        """Note what learning needed beside the buffers."""
         if self._captured is not None:
             self._captured.learned()
 
@@ -180,8 +182,10 @@ class _Chunk:
         self.logprobs = torch.zeros((rows, steps), device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.allowed: list[TokenSets] = []
-        """Allowed tokens of each step, for the rows in `sampled_rows`."""
+        """Allowed tokens of some steps, one after the other, for the rows in `sampled_rows`."""
         self.sampled_rows: list[Tensor] = []
+        self._filtered: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Of each step since the last look: tokens left [K, V], rows [K], and which of them had ended [K]."""
 
     def run(self, begin: BeginDecoding) -> None:
         """Sample until all rows have ended."""
@@ -195,6 +199,7 @@ class _Chunk:
             token = self._write(t, live, logits)
             feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
             if (t + 1) % decoding.looks_every == 0:
+                self._compact()
                 ended = self.ended[live]
                 going = len(live) - int(ended.sum())
                 if going == 0:
@@ -205,6 +210,16 @@ class _Chunk:
                     live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
             if t + 1 < steps:
                 logits = decoding.logits(feed, mask[:, : width + t + 1], positions)
+        self._compact()
+
+    def _compact(self) -> None:
+        """Note which tokens the filters left in the steps since the last look: counting them waits for a GPU."""
+        if self._filtered:
+            kept, rows, ended = (torch.cat(column) for column in zip(*self._filtered, strict=True))
+            going = (~ended).nonzero().squeeze(-1)
+            self._filtered.clear()
+            self.allowed.append(TokenSets.of(kept[going]))
+            self.sampled_rows.append(rows[going])
 
     def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
         """Sample position `t` of the live rows; samples of ended rows are dropped."""
@@ -214,8 +229,7 @@ class _Chunk:
         self.mask[live, t] = (~ended).long()
         self.logprobs[live, t] = sampled.logprobs.masked_fill(ended, 0.0)
         if sampled.kept is not None:
-            self.allowed.append(TokenSets.of(sampled.kept[~ended]))
-            self.sampled_rows.append(live[~ended])
+            self._filtered.append((sampled.kept, live, ended))
         self.ended[live] = ended | self.stops(self.ids[live, : t + 1])
         return sampled.ids
 

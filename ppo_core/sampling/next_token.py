@@ -1,7 +1,7 @@
 """One step of sampling: choose each row's next token, and detect the rows that end with it.
 
 A number in [0, 1) decides each token, by inverse CDF, from exactly the distribution that is trained. The tokens left by
-top-k and top-p are returned, so that training and KL read the same filtered distribution.
+top-k and top-p are returned, so that training and KL read the same filtered distribution. Nothing here waits for a GPU.
 """
 
 import functools
@@ -74,7 +74,7 @@ class NextToken:
 
 
 def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> NextToken:
-    """Sample the next token from logits [R, V] by numbers [R] in [0, 1), in double precision."""
+    """Sample the next token from logits [R, V] by numbers [R] in [0, 1)."""
     logits = logits.float()
     if settings.temperature != 1.0:
         logits = logits / settings.temperature
@@ -83,10 +83,37 @@ def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> N
         kept = likeliest(logits, settings.top_k, settings.top_p)
         logits = logits.masked_fill(~kept, FILTERED)
     logprobs = torch.log_softmax(logits, -1)
-    cumulative = logprobs.double().exp().cumsum(-1)
-    threshold = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(-1)
-    token = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    token = drawn(logprobs, uniform).unsqueeze(-1)
     return NextToken(token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1), kept)
+
+
+BLOCK = 512
+"""Tokens that are added up in float32 before sampling looks at any of them."""
+
+
+def drawn(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the token [R] at which the cumulative probability of log-probabilities [R, V] passes `uniform` [R].
+
+    With s_b the sum of block b's probabilities, S_b = s_1 + ... + s_b, and c_i the cumulative sums within a block:
+
+        b = first with S_b > u S_last        i = first with c_i > c_last (1 - (S_b - u S_last) / s_b)
+
+    Only S and c are float64. Both are passed for certain, by a token whose probability is not 0: u < 1 in float64 makes
+    each right side less than the last sum.
+    """
+    rows, vocabulary = logprobs.shape
+    blocks = -(-vocabulary // BLOCK)
+    padded = logprobs.new_zeros(rows, blocks * BLOCK)
+    torch.exp(logprobs, out=padded[:, :vocabulary])
+    weights = padded.view(rows, blocks, BLOCK)
+    sums = weights.sum(-1).double()
+    ends = sums.cumsum(-1)
+    threshold = uniform.double().unsqueeze(-1) * ends[:, -1:]
+    block = torch.searchsorted(ends, threshold, right=True).clamp(max=blocks - 1)  # NaN is never passed
+    share = (ends.gather(-1, block) - threshold) / sums.gather(-1, block)
+    within = weights.gather(1, block.unsqueeze(-1).expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(-1)
+    place = torch.searchsorted(within, within[:, -1:] * (1 - share), right=True)
+    return (block * BLOCK + place).squeeze(-1).clamp(max=vocabulary - 1)
 
 
 def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
@@ -95,15 +122,16 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
     The result is [R, V], bool. Top-p reads the probabilities among the top k, as transformers does; the likeliest
     token always stays.
     """
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    if top_k is None:
+        ordered, order = logits.sort(descending=True, stable=True)
+    else:
+        ordered, order = logits.topk(min(top_k, logits.shape[-1]))
     stays = torch.ones_like(ordered, dtype=torch.bool)
-    if top_k is not None:
-        stays[:, top_k:] = False
     if top_p < 1:
-        probabilities = torch.softmax(ordered.double().masked_fill(~stays, FILTERED), -1)
+        probabilities = torch.softmax(ordered, -1)
         before = probabilities.cumsum(-1) - probabilities
-        stays &= ~(before >= top_p)  # NaN stays, so that what is left of a broken policy is NaN, too
-    return torch.zeros_like(stays).scatter(-1, order, stays)
+        stays = ~(before >= top_p)  # NaN stays, so that what is left of a broken policy is NaN, too
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, stays)
 
 
 class _StopTexts(StopStringCriteria):

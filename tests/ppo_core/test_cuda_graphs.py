@@ -13,12 +13,13 @@ from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.loading.load import TaskModels
+from ppo_core.models.casts import CastWeights
 from ppo_core.models.memory import ChunkRows, Room
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose
 from ppo_core.sampling.cache_check import _NoWaiting, decide_decoding
-from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights
+from ppo_core.sampling.cuda_graphs import CapturedDecoding
 from ppo_core.sampling.decoding import IS_FIXED
 from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator, generate
 from ppo_core.sampling.next_token import SamplingSettings
@@ -198,13 +199,19 @@ def test_a_graph_is_captured_once_for_each_half_of_the_widest_batch(
 
 
 @pytest.mark.parametrize(
-    ("total", "peak", "counts"),
-    [(2.0, 0.5, [1, 0, 0, 0, 0]), (1.0, 0.5, [1, 1, 1, 0, 0]), (1.0, 0.8, [1, 1, 1, 1, 1])],
-    ids=["small", "fits beside learning", "does not fit"],
+    ("total", "generating", "learning", "counts"),
+    [
+        (2.0, 0.5, 0.5, [1, 0, 0, 0, 0]),
+        (1.0, 0.5, 0.5, [1, 1, 1, 0, 0]),
+        (1.0, 0.89, 0.5, [1, 1, 1, 0, 0]),
+        (1.0, 0.5, 0.8, [1, 1, 1, 1, 1]),
+    ],
+    ids=["small", "fits beside learning", "itself part of the highest peak", "does not fit"],
 )
 def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
     total: float,
-    peak: float,
+    generating: float,
+    learning: float,
     counts: list[int],
     captures: list[tuple[int, int]],
     tmp_path: Path,
@@ -214,7 +221,11 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
     mib = 2**20
     memory = Room("cuda", "a GPU", total=int(total * mib), free=0, process=0)
     monkeypatch.setattr("ppo_core.sampling.cuda_graphs.room", lambda device: memory)
-    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.peak_mib", lambda device: peak)
+    peaks = [0.0]  # as a GPU's statistics, in MiB
+    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.begin_recent_peak", lambda device: peaks.clear())
+    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.recent_peak", lambda device: max(peaks) * mib)
+    begin = CapturedDecoding.begin
+    monkeypatch.setattr(CapturedDecoding, "begin", lambda *args: peaks.append(generating) or begin(*args))
     models = family("llama", tmp_path, tiny_folder)
     network = build_network(PPOConfig(bf16=False), models.reference, None)
     generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 4, ONE_PROCESS))
@@ -225,6 +236,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
     for step in range(5):
         before = len(captures)
         generator.generate(requests, sampling, Key(1, Purpose.ROLLOUT, step))
+        peaks.append(learning)
         found.append(len(captures) - before)
         # 2 layers of keys and values of 4 rows, 128 tokens, 16 numbers of 4 bytes: 1/8 MiB
         held = sum(layer.held_bytes() for layer in generator._captured._layers)
@@ -232,6 +244,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
         if step > 0:  # the first one is the baseline's
             generator.update_weights()
     assert found == counts
+    assert generator.give_back() == (counts[-1] == 0) and not generator.give_back()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -243,7 +256,7 @@ def test_weights_cast_once_give_autocasts_numbers(name: str, lora: bool, tmp_pat
     with torch.no_grad():
         for parameter in network.policy_parameters():
             parameter.add_(0.02)
-    casts = CastWeights(network.policy)
+    casts = CastWeights([network.policy])
     ids = torch.tensor([[3, 5, 8, 2], [9, 4, 4, 7]])
 
     def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -251,13 +264,18 @@ def test_weights_cast_once_give_autocasts_numbers(name: str, lora: bool, tmp_pat
             found: torch.Tensor = model(input_ids=ids).logits
         return found
 
-    assert torch.equal(logits(casts.model), logits(network.policy))
+    def difference() -> float:
+        ours, theirs = logits(casts.models[0]), logits(network.policy)
+        return float((ours - theirs).norm() / theirs.norm())
+
+    most = 0.02 if lora or name == "llama" else 0.0  # layers that compute together round otherwise
+    assert difference() <= most
     with torch.no_grad():
         for parameter in network.policy_parameters():
             parameter.mul_(1.5)
-    assert not torch.equal(logits(casts.model), logits(network.policy))
+    assert difference() > 0.1
     casts.refresh()
-    assert torch.equal(logits(casts.model), logits(network.policy))
+    assert difference() <= most
     assert not list(network.policy.buffers()) or all(b.dtype != torch.bfloat16 for b in network.policy.buffers())
 
 

@@ -18,7 +18,7 @@ from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import compare, response_states, token_readings
-from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.generation import Rollouts, TransformersGenerator, generate
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import restored, run_to
@@ -161,6 +161,30 @@ def test_memory_that_runs_out_beside_torchs_allocator_halves_the_rows(message: s
     chunk = ChunkRows("scoring", 64, ONE_PROCESS)
     assert chunk.run(attempt, most=20) == 5 == chunk.rows
     assert chunk.run(attempt, most=3) == 3, "a smaller job is done whole"
+
+
+def test_what_is_held_for_speed_is_freed_before_rows_are_halved() -> None:
+    """In every process, and once."""
+    chunk, held, tried = ChunkRows("training", 8, ONE_PROCESS), [True], []
+
+    def attempt(rows: int) -> int:
+        tried.append(rows)
+        if held or rows > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows
+
+    chunk.spare = lambda: bool(held and held.pop())
+    assert chunk.run(attempt) == 4
+    assert tried == [8, 8, 4]
+
+
+def test_buffers_of_decoding_are_what_is_freed(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr(TransformersGenerator, "give_back", lambda self: bool(given_back.append("")))
+    trainer = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
+    run_out(trainer, "training", rows=3)
+    list(trainer)
+    assert len(given_back) == 2, "before 8 rows are halved, and before 4"
 
 
 def test_other_errors_pass() -> None:

@@ -103,6 +103,28 @@ def test_a_checkpoint_holds_what_was_trained_and_resumes_bit_for_bit(
     assert_same(copies(unbroken.network), copies(second.network))
 
 
+@pytest.mark.parametrize("networks", NETWORKS)
+def test_layers_that_compute_together_begin_as_the_reference_and_resume_bit_for_bit(
+    tiny_folder: Path, tmp_path: Path, networks: str
+) -> None:
+    """In bfloat16, with embeddings that are the head, and two micro-batches to a step."""
+    config = replace(NETWORKS[networks], bf16=True, per_device_train_batch_size=4)
+    config = replace(config, lora_target_modules="all-linear") if config.use_peft else config
+    folder = save_family("qwen2", True, tmp_path / "model", tiny_folder)
+
+    def load() -> TaskModels:
+        return load_models(folder, tiny_folder, held=FrozenPolicy.of(config, "cpu"))
+
+    unbroken = PPOTrainer(config, load(), world=ONE_PROCESS)
+    _, first, *_ = expected = list(unbroken)
+    assert first.metrics["objective/kl_exact"] == 0
+    assert first.metrics["sampler/mismatch"] < 0.1, "bfloat16 rounds alike in both"
+    run_to(PPOTrainer(config, load(), world=ONE_PROCESS), 1, tmp_path / "step")
+    second = restored(config, load(), tmp_path / "step")  # as in a new process
+    assert comparable(list(second)) == comparable(expected[2:])
+    assert_same(copies(unbroken.network), copies(second.network))
+
+
 def test_two_trainers_on_one_task_do_not_disturb_each_other(models: TaskModels) -> None:
     configs = [NETWORKS["lora_shared"], replace(NETWORKS["lora_separate"], seed=7), NETWORKS["shared"]]
     alone = [list(PPOTrainer(config, models, world=ONE_PROCESS)) for config in configs]
@@ -324,8 +346,8 @@ def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tm
 def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: str) -> None:
     trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     dtypes: Counter[torch.dtype] = Counter()
-    for trunk in [m for m in (trainer.network.policy.transformer, trainer.network.critic) if m is not None]:
-        trunk.h[0].mlp.c_fc.register_forward_hook(lambda module, args, output: dtypes.update([output.dtype]))
+    for model in trainer.network._casts.models:
+        model.base_model.h[0].mlp.c_fc.register_forward_hook(lambda module, args, output: dtypes.update([output.dtype]))
     baseline, first, *_, last = trainer
     assert set(dtypes) == {torch.bfloat16}
     assert {p.dtype for p in trainer.network.parameters()} == {torch.float32}

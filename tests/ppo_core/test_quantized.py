@@ -16,7 +16,7 @@ from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.loading.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models import quantized
-from ppo_core.models.networks import sharing_weights
+from ppo_core.models.casts import sharing_weights
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import restored, run_to
 from tests.ppo_core.families import load_models, save_family
