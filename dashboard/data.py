@@ -280,7 +280,7 @@ def tokens(store: Store, snapshot: Snapshot, number: int, step: int, prompt_inde
     return None if trial_id is None else store.sample_tokens(trial_id, step, prompt_index)
 
 
-def baseline(curves: pd.DataFrame) -> float | None:
+def sft_reward(curves: pd.DataFrame) -> float | None:
     """Return eval reward before training (the SFT policy's), or None where nothing was evaluated yet."""
     before = curves.loc[curves["step"] == 0, "eval/reward"].dropna()
     return None if before.empty else float(before.mean())

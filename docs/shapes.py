@@ -81,7 +81,7 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
     }),
     "best trial": (None, "the keys of a trial, and", {
         "study, kl_budget, answer": "its study, and that one's answer for the KL budget",
-        "kl_se, baseline, baseline_se": "the SFT policy's eval reward; standard errors",
+        "kl_se, sft_reward, sft_reward_se": "the SFT policy's eval reward; standard errors",
         "improvement, improvement_se, ends_within_budget": "as of an answer",
         "test, test_why_not": "the columns of the table test_readings; null: why not",
         "checkpoint": "null, or `step`, `episode`, `path`, `why_not`, and `again`, the command that makes it again",
@@ -95,7 +95,7 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
     "importance": (Importance, "", {"is_sure": "whether it is more than chance"}),
     "confirmation": (None, "", {
         "total_episodes, prompts": "of each run, and how many test prompts",
-        "baseline, baseline_se": "the SFT policy's reward on them",
+        "sft_reward, sft_reward_se": "the SFT policy's reward on them",
         "configurations": "a list, those better than the reference first, then by their mean",
         "is_whole": "whether all runs have ended",
         "choice": "the number of the trial to launch; null: not whole, or too few seeds",

@@ -178,32 +178,32 @@ def _best_so_far(store: Store, snapshot: Snapshot) -> None:
     best = analysis.best_so_far(view.trials, steps, view.spec)
     seconds = sum(row.seconds for row in view.trials if row.counts_toward_total)
     alt = "The best value within the KL budget over the device time of the search"
-    chart = progress(best, math.ceil(seconds), data.baseline(steps))
+    chart = progress(best, math.ceil(seconds), data.sft_reward(steps))
     st.echarts_chart(chart, key="best so far", height=260, alt=alt)
 
 
-def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Option:
+def progress(rises: pd.DataFrame, spent: float, sft_reward: float | None) -> Option:
     """Chart the best value so far over the device-seconds spent by all trials.
 
     Args:
         rises: Each rise (see `analysis.best_so_far`): `seconds`, `value`, and the checkpoint's `trial`, `step`.
         spent: Device-seconds in all.
-        baseline: The SFT policy's eval reward; None: not known.
+        sft_reward: The SFT policy's eval reward; None: not known.
     """
     end, colour = max(spent, 1.0), style.colour(0)
     data_series: list[DataSeries] = []
     if len(rises):
         line = rises[["seconds", "value"]].to_numpy().tolist()
-        line = [*([] if baseline is None else [[0.0, baseline]]), *line, [end, line[-1][1]]]
+        line = [*([] if sft_reward is None else [[0.0, sft_reward]]), *line, [end, line[-1][1]]]
         source, series = echarts.line(pd.DataFrame(line, columns=["x", "y"]), "Best so far", colour)
         data_series.append((source, series | {"step": "end"}))  # a step function
     data_series += [
         echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour)
         for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
-    places = decimals(rises["value"]) if baseline is None else decimals([*rises["value"], baseline])
-    text = f"SFT policy {fixed(baseline, places)}"
-    limits = [] if baseline is None else [echarts.limit(baseline, text, at_end=True)]
+    places = decimals(rises["value"]) if sft_reward is None else decimals([*rises["value"], sft_reward])
+    text = f"SFT policy {fixed(sft_reward, places)}"
+    limits = [] if sft_reward is None else [echarts.limit(sft_reward, text, at_end=True)]
     across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}
     return echarts.one_panel(across, vertical, data_series, [echarts.limits_alone(limits)], numbers=f"%.{places}f")

@@ -196,14 +196,14 @@ def _choose(every: Sequence[Confirmation]) -> Confirmation:
 
 
 def _help(snapshot: Snapshot, confirmation: Confirmation) -> str:
-    baseline = confirmation.baseline
-    sft = "" if baseline is None else f" The SFT policy scores {plus_minus(baseline.reward, baseline.reward_se)} there."
+    sft = confirmation.sft
+    said = "" if sft is None else f" The SFT policy scores {plus_minus(sft.reward, sft.reward_se)} there."
     return (
         f"Each configuration ran {confirmation.total_episodes:,} episodes on the same fresh seeds. A run's checkpoint "
         f"was chosen on the eval prompts, within {nats(snapshot.view.spec.kl_budget)}, and evaluated once on "
         f"{pluralize(confirmation.prompts, 'test prompt')}. Intervals are 95% t-intervals over the seeds, with "
         f"a pooled standard deviation. Those of differences are adjusted for comparing several configurations "
-        f"and for repeated looks; the winner's own interval is not adjusted for having been selected.{sft}"
+        f"and for repeated looks; the winner's own interval is not adjusted for having been selected.{said}"
     )
 
 

@@ -68,19 +68,19 @@ class ChartData:
 
 def draw(curves: ChartData, metrics: Sequence[str], *, height: int, is_first_wide: bool = False) -> None:
     """Draw the charts in pairs; of an odd number `is_first_wide`, so that no place stays empty."""
-    baseline = data.baseline(curves.frame)
+    sft_reward = data.sft_reward(curves.frame)
     measured = [metric for metric in metrics if curves.is_measured(metric)]
     if curves.drawing.linked and len(measured) > 1:
-        _draw_linked(curves, measured, baseline, height)
+        _draw_linked(curves, measured, sft_reward, height)
     else:
         wide = len(measured) % 2 if is_first_wide else 0
         for metric in measured[:wide]:
-            _draw_one(curves, metric, baseline, height)
+            _draw_one(curves, metric, sft_reward, height)
         if len(measured) > wide:
             with st.grid(2, min_column_width=320):
                 for metric in measured[wide:]:
                     with st.container():
-                        _draw_one(curves, metric, baseline, height)
+                        _draw_one(curves, metric, sft_reward, height)
     missing = [METRICS[metric].label for metric in metrics if metric not in measured]
     if missing:
         st.caption(f"Not measured in these trials: {', '.join(missing)}.")
@@ -101,17 +101,17 @@ def draw_pace(curves: ChartData, number: int) -> None:
             _echarts(option, f"{metric} pace", curves, 200, METRICS[metric].title)
 
 
-def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
-    options = [_chart(curves, metric, baseline) for metric in metrics]
+def _draw_linked(curves: ChartData, metrics: Sequence[str], sft_reward: float | None, height: int) -> None:
+    options = [_chart(curves, metric, sft_reward) for metric in metrics]
     titles = [METRICS[metric].title for metric in metrics]
     common.heading("Curves with one cursor", _help(curves, metrics[0]))
     key = f"linked curves {' '.join(metrics)}"
     _echarts(echarts.stacked(options, titles, height), key, curves, height * len(metrics), ", ".join(titles))
 
 
-def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: int) -> None:
+def _draw_one(curves: ChartData, metric: str, sft_reward: float | None, height: int) -> None:
     common.heading(METRICS[metric].label, _help(curves, metric))
-    _echarts(_chart(curves, metric, baseline), f"{metric} curves", curves, height, METRICS[metric].title)
+    _echarts(_chart(curves, metric, sft_reward), f"{metric} curves", curves, height, METRICS[metric].title)
 
 
 def _echarts(option: Option, key: str, curves: ChartData, height: int, title: str) -> None:
@@ -183,8 +183,8 @@ def _help(curves: ChartData, metric: str) -> str:
     return " ".join(texts)
 
 
-def _chart(curves: ChartData, metric: str, baseline: float | None) -> Option:
-    lines = levels(curves.snapshot, metric, baseline)
+def _chart(curves: ChartData, metric: str, sft_reward: float | None) -> Option:
+    lines = levels(curves.snapshot, metric, sft_reward)
     return _build_chart(
         f"{curves.stamp}|{curves.snapshot.view.spec.kl_budget}|{metric}|{curves.looks}|{curves.drawing}|{lines}",
         curves,
@@ -234,7 +234,7 @@ def _groups(curves: ChartData) -> dict[int, str]:
     return groups
 
 
-def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> dict[str, float]:
+def levels(snapshot: Snapshot, metric: str, sft_reward: float | None = None) -> dict[str, float]:
     """Return a chart's horizontal lines by name: budget and limit, or the SFT policy."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
@@ -246,9 +246,9 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
             at_once = limit * guard.limits["kl_hard"]
             lines[f"Guard stops at once over {at_once:g}"] = at_once
         return lines
-    if metric == "eval/reward" and baseline is not None:
-        places = decimals([baseline, *snapshot.trials["value"]], snapshot.trials["value_se"])
-        return {f"SFT policy {fixed(baseline, places)}": baseline}
+    if metric == "eval/reward" and sft_reward is not None:
+        places = decimals([sft_reward, *snapshot.trials["value"]], snapshot.trials["value_se"])
+        return {f"SFT policy {fixed(sft_reward, places)}": sft_reward}
     return {}
 
 

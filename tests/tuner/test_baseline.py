@@ -166,7 +166,7 @@ def test_a_search_of_few_points_tries_those_that_only_the_baseline_shares() -> N
 
 def test_the_rest_of_a_budget_pays_for_the_seeds_of_all_that_are_confirmed() -> None:
     study = make_spec(budget=16.0, baseline={"learning_rate": 3e-6})
-    whole = {"baseline": 0.0, "value_step": 3, "value_se": 0.0, "episodes": study.total_episodes}
+    whole = {"sft_reward": 0.0, "value_step": 3, "value_se": 0.0, "episodes": study.total_episodes}
     origins = [Origin.REFERENCE, Origin.BASELINE, *[Origin.SAMPLED] * 5]
     values = [1.0, 5.0, 1.01, 0.99, 1.0, 1.02, 1.0]
     rows = [trial_row(n, origin=origins[n], value=value, **whole) for n, value in enumerate(values)]

@@ -79,7 +79,7 @@ def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str,
     found = data["checkpoint"]
     assert (found["step"], found["episode"], found["path"], found["again"]) == (4, 256, None, again)
     assert found["why_not"] and data["seconds"] == 7.5
-    assert (data["baseline"], data["improvement"], data["kl_se"]) == (0.25, 1.75, 0.2)
+    assert (data["sft_reward"], data["improvement"], data["kl_se"]) == (0.25, 1.75, 0.2)
 
     path = keep_checkpoint(own_folder, 2, 4)
     assert "\nCheckpoint of step 4, episode 256: runs/made/2/step-000004\n" in ppo_tuner("best", made)[1]

@@ -343,7 +343,7 @@ def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> No
     assert {to_optuna(row, view.spec).state for row in view.confirming} == {TrialState.FAIL}
     assert view.tally.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
     (one,) = found(tmp_path)
-    assert one.is_whole and one.baseline is not None and one.baseline.reward == -1.0, "of a trainer that made no step"
+    assert one.is_whole and one.sft is not None and one.sft.reward == -1.0, "of a trainer that made no step"
     assert {c.trial.number: c.reward.mean for c in one.configurations if c.reward is not None} == {
         row.parent: row.value_step for row in added
     }
@@ -375,7 +375,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
             running.kill()
     run(tmp_path / "killed", spec())  # told `run`, not `confirm`
     assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
-    assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
+    assert found(tmp_path / "killed") == [replace(one, sft=other.sft, configurations=tuple(
         replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
 

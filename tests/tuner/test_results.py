@@ -120,7 +120,7 @@ def test_a_trial_without_a_finite_value_and_kl_is_never_best(missing: dict[str, 
 
 
 def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: StudyView) -> None:
-    assert results.baseline(store, view.trials[2]) == Measured(0.25, 0.03)
+    assert results.sft_reading(store, view.trials[2]) == Measured(0.25, 0.03)
     assert results.value_kl(store, view.trials[2]) == Measured(9.0, 0.2)
     assert results.value_kl(store, view.trials[6]) is None
 

@@ -20,7 +20,7 @@ from tuner.study.status import Origin, Role, Status
 
 
 def rows_of(values: list[float], se: float = 0.0, baseline: float = 0.0) -> list[TrialRow]:
-    return [trial_row(number, value=value, value_se=se, baseline=baseline) for number, value in enumerate(values)]
+    return [trial_row(number, value=value, value_se=se, sft_reward=baseline) for number, value in enumerate(values)]
 
 
 def test_the_expected_gain_is_that_of_a_normal_value() -> None:
@@ -59,10 +59,12 @@ def test_trials_of_people_and_broken_ones_say_nothing_of_the_search() -> None:
     assert outlook(rows) is not None
     for other in (
         {"origin": Origin.ENQUEUED}, {"origin": Origin.LISTED}, {"origin": Origin.BASELINE}, {"role": Role.CONFIRM},
-        {"status": Status.FAILED}, {"status": Status.RUNNING}, {"value": None}, {"baseline": None},
+        {"status": Status.FAILED}, {"status": Status.RUNNING}, {"value": None}, {"sft_reward": None},
     ):  # fmt: skip
         assert outlook([replace(rows[0], **other), *rows[1:]]) is None, other
-    assert outlook([pruned(0, value=1.0, baseline=0.0), *rows[1:]]) is not None, "over the limit, it is worth its value"
+    assert outlook([pruned(0, value=1.0, sft_reward=0.0), *rows[1:]]) is not None, (
+        "over the limit, it is worth its value"
+    )
 
 
 SMALL = {
@@ -115,6 +117,6 @@ def test_a_study_of_equal_trials_ends_after_six_unless_it_spends_all(tmp_path: P
     search = {"cliprange": {"low": 0.1, "high": 0.3}}  # which does not change the reward
     assert quick_study.run(tmp_path, quick_spec(trials=9, stop_early=True, search=search))[0]
     rows = quick_study.rows(tmp_path)
-    assert {row.baseline for row in rows} == {1.0} and 6 <= len(rows) <= 7, "of two workers one may be at work then"
+    assert {row.sft_reward for row in rows} == {1.0} and 6 <= len(rows) <= 7, "of two workers one may be at work then"
     assert quick_study.run(tmp_path, quick_spec(trials=9, search=search))[0], "the key may change between runs"
     assert len(quick_study.rows(tmp_path)) == 9

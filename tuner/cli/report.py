@@ -69,9 +69,9 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
 def print_confirmation(out: Console, confirmation: Confirmation, *, with_verdict: bool) -> None:
     """Print the result of confirming a study at one length: each configuration, and which one is better."""
     out.print(confirmation_table(confirmation))
-    baseline = confirmation.baseline
-    if baseline is not None and baseline.reward is not None:
-        reward = output.plus_minus(baseline.reward, baseline.reward_se)
+    sft = confirmation.sft
+    if sft is not None and sft.reward is not None:
+        reward = output.plus_minus(sft.reward, sft.reward_se)
         line = f"The SFT policy scores {reward} on the same prompts (± is one standard error over them)."
         out.print(line, soft_wrap=True)
     if with_verdict:

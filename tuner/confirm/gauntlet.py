@@ -76,6 +76,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Way:
+    """A configuration's way through the gates."""
+
     trial: TrialRow
     readings: tuple[Reading, ...]
     """One reading a gate, up to the last one that it came to."""

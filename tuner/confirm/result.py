@@ -96,7 +96,7 @@ class Confirmation:
     total_episodes: int
     prompts: int
     """Test prompts; 0: none were read yet."""
-    baseline: OnTest | None
+    sft: OnTest | None
     """The SFT policy's result on the test prompts."""
     configurations: tuple[Confirmed, ...]
 
@@ -218,9 +218,9 @@ class Confirmation:
     def may_break(self) -> float | None:
         """The share of runs in which the choice may break before it loses its lead over a reference that never did."""
         choice, reference = self.choice, self.reference
-        if choice is None or reference is None or choice is reference or reference.lost or self.baseline is None:
+        if choice is None or reference is None or choice is reference or reference.lost or self.sft is None:
             return None
-        sound, broken = statistics.fmean(choice.readings.sound), self.baseline.reward or 0.0
+        sound, broken = statistics.fmean(choice.readings.sound), self.sft.reward or 0.0
         return (sound - reference.readings.mean) / (sound - broken) if sound > broken else None
 
     @property
@@ -250,9 +250,9 @@ class Confirmation:
     @property
     def worth(self) -> float:
         """Least difference worth more seeds, in reward; 0: unknown."""
-        if self.best is None or self.best.reward is None or self.baseline is None or self.baseline.reward is None:
+        if self.best is None or self.best.reward is None or self.sft is None or self.sft.reward is None:
             return 0.0
-        return max(0.0, WORTH * (self.best.reward.mean - self.baseline.reward))
+        return max(0.0, WORTH * (self.best.reward.mean - self.sft.reward))
 
 
 def beats(one: Confirmed, other: Confirmed, lead: Interval | None) -> bool:
@@ -267,13 +267,13 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
         return int(run.config["total_episodes"] or 0), run.parent or 0
 
     tests = store.test_readings([*(run.id for run in view.confirming), *(trial.id for trial in view.trials[:1])])
-    baseline = tests.get((view.trials[0].id, 0)) if view.trials else None
+    sft = tests.get((view.trials[0].id, 0)) if view.trials else None
     parents = {trial.number: trial for trial in view.trials}
     by_length: dict[int, list[Confirmed]] = {}
     for (length, parent), runs in groupby(sorted(view.confirming, key=length_and_parent), length_and_parent):
-        confirmed = _confirmed(parents[parent], length, list(runs), tests, baseline, view.spec)
+        confirmed = _confirmed(parents[parent], length, list(runs), tests, sft, view.spec)
         by_length.setdefault(length, []).append(confirmed)
-    return [compared(length, confirmed, baseline) for length, confirmed in by_length.items()]
+    return [compared(length, confirmed, sft) for length, confirmed in by_length.items()]
 
 
 def longest_read(confirmations: Sequence[Confirmation]) -> Confirmation | None:
@@ -286,7 +286,7 @@ def _confirmed(
     length: int,
     runs: Sequence[TrialRow],
     tests: Mapping[tuple[int, int], OnTest],
-    baseline: OnTest | None,
+    sft: OnTest | None,
     spec: StudySpec,
 ) -> Confirmed:
     rewards: dict[int, float] = {}
@@ -297,10 +297,10 @@ def _confirmed(
         seed, step = run.seed or 0, due_step(run, spec)
         test = None if step is None else tests.get((run.id, step))
         if run.status is Status.FAILED:
-            if baseline is None or (run.reason is not None and run.reason.rule == WORKER_LOST):
+            if sft is None or (run.reason is not None and run.reason.rule == WORKER_LOST):
                 failed.append(seed)
                 continue
-            step, test = 0, baseline
+            step, test = 0, sft
         if run.status is Status.STOPPED:
             stopped.append(seed)
         elif test is None or test.reward is None or test.kl is None:
@@ -315,10 +315,10 @@ def _confirmed(
     return replace(one, lost=tuple(lost), failed=tuple(failed), stopped=tuple(stopped), open=tuple(unread))
 
 
-def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
+def compared(length: int, confirmed: Sequence[Confirmed], sft: OnTest | None) -> Confirmation:
     """Return the confirmation of runs of `length` episodes: its configurations ranked and compared."""
-    prompts = 0 if baseline is None else baseline.prompts
-    plain = Confirmation(length, prompts, baseline, tuple(confirmed))
+    prompts = 0 if sft is None else sft.prompts
+    plain = Confirmation(length, prompts, sft, tuple(confirmed))
     reference, present = (next((one for one in plain.read if one.trial.origin is origin), None) for origin in ALWAYS)
     kls = pooled(Readings(one.kls, one.lost) for one in plain.read)
     filled = []
@@ -342,8 +342,8 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
     return {
         "total_episodes": one.total_episodes,
         "prompts": one.prompts,
-        "baseline": None if one.baseline is None else one.baseline.reward,
-        "baseline_se": None if one.baseline is None else one.baseline.reward_se,
+        "sft_reward": None if one.sft is None else one.sft.reward,
+        "sft_reward_se": None if one.sft is None else one.sft.reward_se,
         "configurations": [_configuration_data(each) for each in one.configurations],
         "is_whole": one.is_whole,
         "choice": None if one.choice is None else one.choice.trial.number,

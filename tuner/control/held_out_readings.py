@@ -29,7 +29,7 @@ class HeldOutReadings:
         jobs = self._untried(due_readings(self._study)) if is_searched else []
         if again := [job for job in (*jobs, *self.running.values()) if job.split == "eval"]:
             return again  # what they come to decides which others are due
-        if self._plan is not None:  # the SFT policy's reading is the baseline of all confirming runs
+        if self._plan is not None:  # the SFT policy's reading is that of all confirming runs
             return self._untried([_reading(self._study, self._study.rows[0], 0)])
         return jobs
 
@@ -65,10 +65,10 @@ class HeldOutReadings:
         if self._plan is None or any(job.split == "eval" for job in self.due(is_searched=True)):
             return
         first = study.rows[0]
-        baseline = study.store.on_test(first.id, 0)
-        if baseline is None and (first.number in self.running or (first.number, 0, "test") not in self._tried):
+        sft = study.store.on_test(first.id, 0)
+        if sft is None and (first.number in self.running or (first.number, 0, "test") not in self._tried):
             return
-        why_not = "the SFT policy could not be evaluated on the test prompts" if baseline is None else baseline.why_not
+        why_not = "the SFT policy could not be evaluated on the test prompts" if sft is None else sft.why_not
         if why_not is not None:
             raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why_not}')
         for trial in missing(study.rows, study.spec, self._plan):

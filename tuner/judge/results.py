@@ -100,8 +100,8 @@ def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
     return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
 
 
-def baseline(store: Store, trial: TrialRow) -> Measured | None:
-    """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
+def sft_reading(store: Store, trial: TrialRow) -> Measured | None:
+    """Return the SFT policy's eval reward: the trial's evaluation at step 0, before any update."""
     first = next((row for row in scoring.evaluations_of(store, trial) if row["step"] == 0), None)
     return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
 
@@ -330,13 +330,13 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
 
 
 def best_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any]:
-    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
+    """Return the object of `best`: the trial, the budget and the improvement on the SFT policy."""
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
         "kl_budget": view.spec.kl_budget,
         **with_error("kl", value_kl(store, trial)),
-        **with_error("baseline", baseline(store, trial)),
+        **with_error("sft_reward", sft_reading(store, trial)),
         **with_error("improvement", improvement(store, trial)),
         "ends_within_budget": scoring.ends_within(trial, view.spec),
         "test": None if isinstance(test, str) else asdict(test),

@@ -90,9 +90,9 @@ def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: R
         value if is_finite(value := end.get(metric)) else None for metric in ("eval/reward", "eval/kl", "eval/kl_se")
     )
     over = violation(best.kl, spec.kl_budget, reason)
-    baseline = next((row["eval/reward"] for row in evaluations if row["step"] == 0), None)
-    baseline = baseline if is_finite(baseline) else None
-    return Outcome(status, reason, best.value, best.value_se, best.kl, over, best.step, reward, kl, kl_se, baseline)
+    sft_reward = next((row["eval/reward"] for row in evaluations if row["step"] == 0), None)
+    sft_reward = sft_reward if is_finite(sft_reward) else None
+    return Outcome(status, reason, best.value, best.value_se, best.kl, over, best.step, reward, kl, kl_se, sft_reward)
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:

@@ -31,11 +31,11 @@ def outlook(rows: Sequence[TrialRow]) -> tuple[float, float] | None:
     """Return what a search has gained, and what another trial is expected to add, in reward; None: too few values."""
     own = [row for row in rows if row.informs_sampler and row.origin in (Origin.REFERENCE, Origin.SAMPLED)]
     ended = [row for row in own if row.status.is_final]
-    valued = [row for row in ended if row.value is not None and row.baseline is not None and is_sound(row)]
+    valued = [row for row in ended if row.value is not None and row.sft_reward is not None and is_sound(row)]
     values = [row.value for row in valued if row.value is not None]
     if len(values) < LEAST_TRIALS:
         return None
-    gained = max(values) - statistics.fmean(row.baseline for row in valued if row.baseline is not None)
+    gained = max(values) - statistics.fmean(row.sft_reward for row in valued if row.sft_reward is not None)
     return gained, expected_gain(values, [row.value_se or 0.0 for row in valued])
 
 

@@ -110,4 +110,5 @@ def storage_flags(storage: str) -> list[str]:
 
 
 def command(words: Sequence[str], store: Store) -> str:
+    """Return a command to copy that uses this store."""
     return to_copy([*words, *storage_flags(store.url.render_as_string(hide_password=False))])

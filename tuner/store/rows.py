@@ -176,7 +176,7 @@ class TrialRow:
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: tells if the configuration itself ends within a budget."""
     end_kl_se: float | None = None
-    baseline: float | None = None
+    sft_reward: float | None = None
     """The SFT policy's eval reward, from step 0."""
     reread_step: int | None = None
     """Step of its checkpoint that was read once more when the search had ended."""
@@ -245,7 +245,7 @@ class Outcome:
     end_reward: float | None = None
     end_kl: float | None = None
     end_kl_se: float | None = None
-    baseline: float | None = None
+    sft_reward: float | None = None
 
 
 class OrderState(StrEnum):

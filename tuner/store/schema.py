@@ -23,7 +23,7 @@ from ppo_core.output import without_secrets
 from tuner.store.rows import OnTest, Order, StudyRow, TrialRow
 from tuner.study.status import Reason
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 """Raised with every change of the tables; stores of other versions are refused."""
 
 metadata = sa.MetaData()

@@ -17,7 +17,7 @@ from tuner.store.connect import Database
 from tuner.store.rows import Lease, OnTest, Outcome, StudyRow, TrialRow, finite, reading_columns, to_row, token_readings
 from tuner.study.status import Origin, Reason, Role, Status, Wanted
 
-JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward", "end_kl", "end_kl_se", "baseline")
+JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward", "end_kl", "end_kl_se", "sft_reward")
 """Columns derived from a trial's evaluations, recomputed when the KL budget changes."""
 STEP_KEYS = ("trial_id", "step", "episode", "at")
 """Columns that identify and date a row of steps."""

@@ -128,6 +128,7 @@ class StudySpec:
 
     @property
     def listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
+        """The stated values of each listed trial, by its name."""
         return {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
 
     @classmethod
@@ -434,6 +435,7 @@ class StudySpec:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 
     def corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
+        """Return the lowest or highest value of each searched hyperparameter."""
         return {name: study_file.extreme(span, which) for name, span in self.search.items()}
 
 
@@ -447,4 +449,5 @@ def require_stated_mini_batch(given: Mapping[str, HyperValue], config: PPOConfig
 
 
 def values_text(values: Mapping[str, HyperValue]) -> str:
+    """Return values as `name = value` in JSON, joined by commas."""
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
