@@ -48,15 +48,10 @@ def one_panel(
     *,
     numbers: str,
 ) -> Option:
-    """Return a chart of one panel.
+    """Return a chart of one panel, over the axis `across`, with `vertical` as what is special about the other one.
 
-    Args:
-        across: The horizontal axis (see `axis`).
-        vertical: What is special about the vertical axis.
-        data_series: Series, each with its data.
-        others: Series that hold their own data.
-        right: Pixels on the right for names at lines' ends.
-        numbers: The format of the tooltip's numbers.
+    The `others` are series that hold their own data, `right` is the room for names at lines' ends, in pixels, and
+    `numbers` the format of the tooltip's.
     """
     of_series = {"tooltip": {"valueFormatter": numbers}}  # the panels of `stacked` have one each
     return still(data_series) | {
@@ -161,11 +156,8 @@ def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries
 def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[DataSeries]:
     """Return stacked areas behind the lines: the lowest edge invisible, those above filled.
 
-    Args:
-        name: The stack's name.
-        edges: `x`, and the heights of every edge from the lowest up; a column is named after the area below it.
-        colour: The fill, as #rrggbb.
-        opacities: Opacity of each area, from the lowest up.
+    `edges` has `x` and the heights of every edge from the lowest up, named after the area below it; `name` is the
+    stack's.
     """
     # Stacked by value: ECharts would start again from 0 where an edge is negative.
     common = _UNTOUCHED | {

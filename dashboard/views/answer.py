@@ -183,12 +183,8 @@ def _best_so_far(store: Store, snapshot: Snapshot) -> None:
 
 
 def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Option:
-    """Chart the best value so far over the device-seconds spent by all trials.
-
-    Args:
-        rises: Each rise (see `analysis.best_so_far`): `seconds`, `value`, and the checkpoint's `trial`, `step`.
-        spent: Device-seconds in all.
-        baseline: The SFT policy's eval reward; None: not known.
+    """Chart the best value so far (see `analysis.best_so_far`) over the device-seconds `spent` by all trials, with the
+    SFT policy's eval reward where that is known.
     """
     end, colour = max(spent, 1.0), style.colour(0)
     data_series: list[DataSeries] = []

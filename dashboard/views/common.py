@@ -90,11 +90,9 @@ def of_a_study(choice: Choice, draw: DrawPage, *, with_answer: bool = True) -> N
 
 
 def study_page(without_trials: str = "", *, with_answer: bool = True) -> Callable[[DrawPage], Callable[[Choice], None]]:
-    """Turn a function that draws the chosen study into a page.
+    """Turn a function that draws the chosen study into a page; `with_answer`: see `of_a_study`.
 
-    Args:
-        without_trials: Shown until the first trial has started; empty: the function draws a study without trials, too.
-        with_answer: See `of_a_study`.
+    `without_trials` is shown until the first trial has started; empty: the function draws a study without, too.
     """
 
     def decorate(draw: DrawPage) -> Callable[[Choice], None]:
@@ -399,12 +397,8 @@ def table(
 
 
 def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
-    """Draw the status line; while the study runs, watch for new data and offer to redraw the page.
-
-    Args:
-        store: Where the study is.
-        snapshot: What the page draws.
-        numbers: Trials whose evaluations it draws; None: all.
+    """Draw the status line; while the study runs, watch for new evaluations of these trials (None: of all) and for
+    trials that end, and offer to redraw the page.
     """
 
     def evaluations(store: Store, of: Snapshot) -> int:
