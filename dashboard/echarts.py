@@ -226,9 +226,7 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 def early_end(
     number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool, lower: int = 0
 ) -> Option:
-    """Return the mark where a trial ended early. Its label, `lower` by so many pixels, is the trial's name on its
-    colour, then the rule on grey.
-    """
+    """Return the mark where a trial ended early; `words` are its name and its rule, for a label `lower` by pixels."""
     called, rule = words
     text = f"{{number|{called}}}" + (f"{{more|{rule.strip()}}}" if rule else "")
     return {

@@ -313,9 +313,7 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame) -> go.Scatter
 def _early_ends(
     figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
 ) -> None:
-    """Mark the last evaluation of each trial that ended early; that of a trial in colour which left the axis is at the
-    axis's end.
-    """
+    """Mark the last evaluation of each trial that ended early, at the axis's end where one in colour left that."""
     early = trials[trials["status"].isin(EARLY)]
     why = early["rule"].map(rule_label).mask(early["status"] == Status.FAILED, "an error")  # its rule adds nothing
     ends = (

@@ -97,9 +97,7 @@ def draw_card(snapshot: Snapshot, answer: Answer) -> None:
 
 
 def command_of(snapshot: Snapshot, answer: Answer) -> tuple[str, ...]:
-    """Return the words of the command to run now: what settles the doubt on one seed, else the launch; none while the
-    search runs.
-    """
+    """Return the command to run now: what settles the doubt on one seed, else the launch; none during the search."""
     if answer.badge is Badge.ONE_SEED and (answer.remedy or snapshot.view.state != "finished"):
         return answer.remedy
     return answer.launch

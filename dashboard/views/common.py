@@ -109,9 +109,7 @@ def study_page(without_trials: str = "", *, with_answer: bool = True) -> Callabl
 
 
 def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLANCE) -> Numbers:
-    """Return the trials in colour, by number: the chosen ones, else all if they are few, else the default ones and the
-    running ones.
-    """
+    """Return the trials in colour, by number: the chosen, else all if they are few, else default and running ones."""
     rows = snapshot.view.trials
     if not chosen and len(rows) > style.AT_A_GLANCE:
         running = [row.number for row in rows if row.status is Status.RUNNING]
@@ -120,9 +118,7 @@ def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLAN
 
 
 def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]:
-    """Return the looks of trials: the default and the highlighted ones are the same on all pages; others take what
-    these leave.
-    """
+    """Return the looks of trials: default and highlighted ones have theirs on all pages, others what these leave."""
     shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), style.DISTINCT)
     look_of = style.looks([*snapshot.defaults, *shared, *sorted(numbers)])
     return {number: look_of[number] for number in sorted(numbers)}
