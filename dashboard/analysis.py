@@ -45,9 +45,7 @@ def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per rule, most trials first: `rule`, `trials`, `share` (median share of episodes run),
-    `episodes_saved`, `seconds_saved`.
-    """
+    """Return a row per rule, most trials first: `rule`, `trials`, median `share`, `episodes_saved`, `seconds_saved`."""
     rules = early.groupby("rule", sort=False).agg(
         trials=("number", "size"),
         share=("share", "median"),

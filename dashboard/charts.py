@@ -390,9 +390,7 @@ def _evaluations(chart: _Chart) -> list[Option]:
 
 
 def _spreads(chart: _Chart) -> list[DataSeries]:
-    """Return the measured spread of a few highlighted trials, unsmoothed: from minimum to maximum with the quartiles,
-    or a standard error up and down.
-    """
+    """Return the measured spread of a few trials in colour: minimum, quartiles and maximum, or a standard error."""
     frame, axis, error = chart.frame, chart.drawing.axis, f"{chart.metric}_se"
     columns = [f"{chart.metric}_{name}" for name in ("min", "q25", "q75", "max")]
     opacities: tuple[float, ...] = (0.08, 0.2, 0.08)

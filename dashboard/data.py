@@ -241,14 +241,10 @@ def curves(
     numbers: Collection[int] | None = None,
     evaluations_only: bool = False,
 ) -> pd.DataFrame:
-    """Return `trial`, `step`, `episode`, `at` (seconds since the epoch) and the metrics of every step, in order.
+    """Return `trial`, `step`, `episode`, `at` (seconds since the epoch) and the metrics of every step, in order, or of
+    those few with an evaluation. NaN: not measured, or not a number.
 
-    Args:
-        store: The store that holds them.
-        snapshot: The study.
-        metrics: Declared names. NaN: not measured, or not a number.
-        numbers: Trials and confirming runs to read; None: all trials.
-        evaluations_only: Only the steps that have an evaluation, which are few.
+    `numbers` are the trials and confirming runs to read; None: all trials.
     """
     chosen = snapshot.view.trials if numbers is None else [row for row in snapshot.runs if row.number in numbers]
     return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)

@@ -48,15 +48,10 @@ def one_panel(
     *,
     numbers: str,
 ) -> Option:
-    """Return a chart of one panel.
+    """Return a chart of one panel, over the axis `across`, with `vertical` as what is special about the other one.
 
-    Args:
-        across: The horizontal axis (see `axis`).
-        vertical: What is special about the vertical axis.
-        data_series: Series, each with its data.
-        others: Series that hold their own data.
-        right: Pixels on the right for names at lines' ends.
-        numbers: The format of the tooltip's numbers.
+    The `others` are series that hold their own data, `right` is the room for names at lines' ends, in pixels, and
+    `numbers` the format of the tooltip's.
     """
     of_series = {"tooltip": {"valueFormatter": numbers}}  # the panels of `stacked` have one each
     return still(data_series) | {
@@ -161,11 +156,8 @@ def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries
 def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[DataSeries]:
     """Return stacked areas behind the lines: the lowest edge invisible, those above filled.
 
-    Args:
-        name: The stack's name.
-        edges: `x`, and the heights of every edge from the lowest up; a column is named after the area below it.
-        colour: The fill, as #rrggbb.
-        opacities: Opacity of each area, from the lowest up.
+    `edges` has `x` and the heights of every edge from the lowest up, named after the area below it; `name` is the
+    stack's.
     """
     # Stacked by value: ECharts would start again from 0 where an edge is negative.
     common = _UNTOUCHED | {
@@ -234,9 +226,7 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 def early_end(
     number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool, lower: int = 0
 ) -> Option:
-    """Return the mark where a trial ended early. Its label, `lower` by so many pixels, is the trial's name on its
-    colour, then the rule on grey.
-    """
+    """Return the mark where a trial ended early; `words` are its name and its rule, for a label `lower` by pixels."""
     called, rule = words
     text = f"{{number|{called}}}" + (f"{{more|{rule.strip()}}}" if rule else "")
     return {

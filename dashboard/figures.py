@@ -87,16 +87,10 @@ def add_trials(
     columns: Sequence[str] = ("number",),
     **more: Any,
 ) -> None:
-    """Add trials as points, each status with its symbol and one entry in the figure's legend.
+    """Add trials as points over two columns, each status with its symbol and one entry in the figure's legend.
 
-    Args:
-        figure: The figure.
-        trials: One row per trial, with its `status`.
-        x: Column of the horizontal positions.
-        y: Column of the heights.
-        hover: Tooltip below the trial's number and status.
-        columns: Columns for the tooltip; the first is the trial's number.
-        more: Attributes of the points; a series has a value for each trial.
+    `hover` is the tooltip below number and status, of the `columns`, the first of which is the number; `more` are
+    attributes of the points, where a series has a value for each trial.
     """
     for status in Status:
         group = trials[trials["status"] == status]
@@ -320,9 +314,7 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame) -> go.Scatter
 def _early_ends(
     figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
 ) -> None:
-    """Mark the last evaluation of each trial that ended early; that of a trial in colour which left the axis is at the
-    axis's end.
-    """
+    """Mark the last evaluation of each trial that ended early, at the axis's end where one in colour left that."""
     early = trials[trials["status"].isin(EARLY)]
     why = early["rule"].map(rule_label).mask(early["status"] == Status.FAILED, "an error")  # its rule adds nothing
     ends = (

@@ -59,13 +59,9 @@ class Card:
 
 
 def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: float) -> list[Card]:
-    """Return a card for each unfinished trial, those that need attention first.
+    """Return a card for each unfinished trial, those that need attention first, from their steps with `READ`.
 
-    Args:
-        rows: Trials of one study.
-        steps: Their steps with the metrics `READ` (see `dashboard.data.curves`).
-        limit: The guard's KL limit in nats per response.
-        now: Seconds since the epoch.
+    `limit` is the guard's KL limit in nats per response, `now` in seconds since the epoch.
     """
     cards = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.status.is_final]
     urgency = list(HEALTH_MARKS)

@@ -103,9 +103,7 @@ def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None
 
 
 def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
-    """Return a signal's move before the crossing; None where its range is unknown. `usual` is the number of steps that
-    give the range.
-    """
+    """Return a signal's move before the crossing; None: its range, that of the first `usual` steps, is unknown."""
     known = before[signal.metric].iloc[:usual].dropna()
     if len(known) < LEAST:
         return None

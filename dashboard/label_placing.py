@@ -21,10 +21,8 @@ def beside(
 ) -> dict[int, np.ndarray]:
     """Return the place of each point's number from it, to the right and up; one without room is left out.
 
-    Args:
-        points: By number, those placed first in front.
-        lines: Each line's corners, one a row.
-        taken: Centres of other marks, as large as a number.
+    Points in front are placed first. A line is its corners, one a row; `taken` are centres of marks as large as a
+    number.
     """
     drawn, centres = np.concatenate([np.empty((0, 2)), *map(_along, lines)]), list(taken)
     places: dict[int, np.ndarray] = {}

@@ -97,9 +97,7 @@ def draw_card(snapshot: Snapshot, answer: Answer) -> None:
 
 
 def command_of(snapshot: Snapshot, answer: Answer) -> tuple[str, ...]:
-    """Return the words of the command to run now: what settles the doubt on one seed, else the launch; none while the
-    search runs.
-    """
+    """Return the command to run now: what settles the doubt on one seed, else the launch; none during the search."""
     if answer.badge is Badge.ONE_SEED and (answer.remedy or snapshot.view.state != "finished"):
         return answer.remedy
     return answer.launch
@@ -183,12 +181,8 @@ def _best_so_far(store: Store, snapshot: Snapshot) -> None:
 
 
 def progress(rises: pd.DataFrame, spent: float, sft_reward: float | None) -> Option:
-    """Chart the best value so far over the device-seconds spent by all trials.
-
-    Args:
-        rises: Each rise (see `analysis.best_so_far`): `seconds`, `value`, and the checkpoint's `trial`, `step`.
-        spent: Device-seconds in all.
-        sft_reward: The SFT policy's eval reward; None: not known.
+    """Chart the best value so far (see `analysis.best_so_far`) over the device-seconds `spent` by all trials, with the
+    SFT policy's eval reward where that is known.
     """
     end, colour = max(spent, 1.0), style.colour(0)
     data_series: list[DataSeries] = []

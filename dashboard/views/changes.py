@@ -29,9 +29,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
 
 
 def go_on(store: Store, view: StudyView, trial: TrialRow) -> list[str]:
-    """Return the command that goes on with a trial, if any: its launch, or if the guard ended it the first untried
-    change.
-    """
+    """Return the command that goes on with a trial, if any: its launch, or after the guard the first untried change."""
     if not blame_of(trial.reason):
         return [data.command(launch_of(store, view, trial))]
     diagnoses = diagnose(course_of(store, trial, view))

@@ -90,11 +90,9 @@ def of_a_study(choice: Choice, draw: DrawPage, *, with_answer: bool = True) -> N
 
 
 def study_page(without_trials: str = "", *, with_answer: bool = True) -> Callable[[DrawPage], Callable[[Choice], None]]:
-    """Turn a function that draws the chosen study into a page.
+    """Turn a function that draws the chosen study into a page; `with_answer`: see `of_a_study`.
 
-    Args:
-        without_trials: Shown until the first trial has started; empty: the function draws a study without trials, too.
-        with_answer: See `of_a_study`.
+    `without_trials` is shown until the first trial has started; empty: the function draws a study without, too.
     """
 
     def decorate(draw: DrawPage) -> Callable[[Choice], None]:
@@ -111,9 +109,7 @@ def study_page(without_trials: str = "", *, with_answer: bool = True) -> Callabl
 
 
 def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLANCE) -> Numbers:
-    """Return the trials in colour, by number: the chosen ones, else all if they are few, else the default ones and the
-    running ones.
-    """
+    """Return the trials in colour, by number: the chosen, else all if they are few, else default and running ones."""
     rows = snapshot.view.trials
     if not chosen and len(rows) > style.AT_A_GLANCE:
         running = [row.number for row in rows if row.status is Status.RUNNING]
@@ -122,9 +118,7 @@ def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLAN
 
 
 def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]:
-    """Return the looks of trials: the default and the highlighted ones are the same on all pages; others take what
-    these leave.
-    """
+    """Return the looks of trials: default and highlighted ones have theirs on all pages, others what these leave."""
     shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), style.DISTINCT)
     look_of = style.looks([*snapshot.defaults, *shared, *sorted(numbers)])
     return {number: look_of[number] for number in sorted(numbers)}
@@ -399,12 +393,8 @@ def table(
 
 
 def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
-    """Draw the status line; while the study runs, watch for new data and offer to redraw the page.
-
-    Args:
-        store: Where the study is.
-        snapshot: What the page draws.
-        numbers: Trials whose evaluations it draws; None: all.
+    """Draw the status line; while the study runs, watch for new evaluations of these trials (None: of all) and for
+    trials that end, and offer to redraw the page.
     """
 
     def evaluations(store: Store, of: Snapshot) -> int:

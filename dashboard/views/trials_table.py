@@ -141,13 +141,7 @@ def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
 
 
 def rows(trials: pd.DataFrame, notes_of: Mapping[int, str], looks: Mapping[int, style.Look]) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export.
-
-    Args:
-        trials: See `dashboard.data.Snapshot`.
-        notes_of: Notes by trial number.
-        looks: As in the page's charts, by trial number.
-    """
+    """Return the table's cells by column, safe to show and to export; notes and looks are by trial number."""
     cells = pd.DataFrame(
         {
             "number": trials["number"],

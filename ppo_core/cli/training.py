@@ -275,9 +275,7 @@ class _Session(Hooks):
         return report
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
-        """Record and print a step, and return the run's next move; its last one, or one that the guard asks for, is
-        evaluated first.
-        """
+        """Record and print a step, return the next move; the last one, or where the guard asks, is evaluated first."""
         ends = report.step == self.run.last_step or self._reason is not None
         is_due = ends or (self._guard is not None and self._guard.is_near_budget)
         if is_due and not (report.is_evaluation or is_again or first_not_finite(report)):
