@@ -158,7 +158,7 @@ def test_updates_small_over_the_whole_run_are_a_sign_while_kl_stands() -> None:
     assert far["kl"].tolist() == ["▲ 29.4"], "over the limit"
     [told] = diagnose(course(**tiny))
     assert (told.finding, told.advice) == (
-        "Approx KL 0.36 (at least that of a straight course).",
+        "Approx KL is 0.36 times that of a straight course (at least 1).",
         "learning_rate = 0.0006 (was 0.0002)",
     )
     for other in (

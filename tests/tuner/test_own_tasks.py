@@ -128,7 +128,7 @@ def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: In
     status, stdout, stderr = ppo_tuner("train", *parts, *flags, *others)
     assert status == 0, stderr
     line = stdout.splitlines()[-1]
-    assert line.startswith("a study that looks for more: ")
+    assert line.startswith("to search for a better configuration: ")
     first, second = (shlex.split(each)[1:] for each in line.partition(": ")[2].split(" && "))
     assert ppo_tuner(*first)[0] == 0 and second == ["run", "out-study", "--checkpoint-seconds", "60"]
     study = StudySpec.load(own_folder / second[1] / "study.toml")
@@ -137,7 +137,7 @@ def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: In
     assert (config.total_episodes, config.batch_size, config.response_length) == (160, 8, 4), "as long as is needed"
     assert (config.cliprange, config.stop_strings, config.whiten_rewards) == (0.15, '["w5"]', True)
     status, stdout, stderr = ppo_tuner("train", "--task", "out-study", *flags, *others[2:5], "--output", "again")
-    (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
+    (line,) = (line for line in stdout.splitlines() if line.startswith("to search for a better configuration: "))
     assert "run out-study/study.toml" in line and "response_length=4" in line, "a study file takes values by hand"
 
 
