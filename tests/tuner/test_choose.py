@@ -19,7 +19,7 @@ from tuner.control.events import TrialStarted
 from tuner.control.trial_ends import guarded
 from tuner.engine.protocol import Stepped
 from tuner.judge.scoring import charged_seconds, tally
-from tuner.search.choose import New, choose, is_finished
+from tuner.search.choose import New, choose, is_exhausted, is_finished, paused, runnable
 from tuner.search.propose import new_trial
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -58,6 +58,31 @@ def test_interrupted_trials_come_before_waiting_and_both_before_new() -> None:
     assert choose(spec, unended, (2,)) == 0
     assert choose(spec, unended, (0, 2)) == 1
     assert isinstance(choose(spec, unended, (0, 1, 2)), New)
+
+
+def test_a_paused_trial_waits_for_a_person() -> None:
+    trials = [replace(finished(n), status=status) for n, status in enumerate(Status)]
+    waiting = [row.number for row in trials if row.status in (Status.WAITING, Status.RUNNING)]
+    assert [row.status for row in paused(make_spec(), trials)] == [Status.PAUSED]
+    assert [row.number for row in runnable(make_spec(), trials)] == waiting
+
+
+@pytest.mark.parametrize(
+    ("status", "episodes", "failed"),
+    [(Status.FAILED, 64, True), (Status.PRUNED, 0, True), (Status.PRUNED, 64, False), (Status.COMPLETED, 0, False)],
+)
+def test_what_a_rule_ends_before_its_first_update_has_failed(status: Status, episodes: int, failed: bool) -> None:
+    assert trial_row(0, status=status, episodes=episodes).has_failed is failed
+
+
+def test_a_small_space_is_not_exhausted_before_its_starts_and_baseline_ran() -> None:
+    search = {"num_ppo_epochs": [2, 4]}
+    spec = make_spec(search=search, baseline={"learning_rate": 1e-5})
+    ran = [
+        finished(n, params=params, config=spec.config(params).to_dict())
+        for n, params in enumerate(({"num_ppo_epochs": 4}, {"num_ppo_epochs": 2}))
+    ]
+    assert is_exhausted(make_spec(search=search), ran) and not is_exhausted(spec, ran)
 
 
 def test_a_trial_is_charged_what_it_used_and_a_new_one_needs_a_whole() -> None:
