@@ -76,13 +76,13 @@ def test_what_a_rule_ends_before_its_first_update_has_failed(status: Status, epi
 
 
 def test_a_small_space_is_not_exhausted_before_its_starts_and_baseline_ran() -> None:
-    search = {"num_ppo_epochs": [2, 4]}
-    spec = make_spec(search=search, baseline={"learning_rate": 1e-5})
+    table: dict[str, Any] = {"search": {"num_ppo_epochs": [2, 4]}, "start": [{"num_ppo_epochs": 2}]}
+    spec = make_spec(**table, baseline={"learning_rate": 1e-5})
     ran = [
         finished(n, params=params, config=spec.config(params).to_dict())
         for n, params in enumerate(({"num_ppo_epochs": 4}, {"num_ppo_epochs": 2}))
     ]
-    assert is_exhausted(make_spec(search=search), ran) and not is_exhausted(spec, ran)
+    assert is_exhausted(make_spec(**table), ran) and not is_exhausted(spec, ran)
 
 
 def test_a_trial_is_charged_what_it_used_and_a_new_one_needs_a_whole() -> None:
