@@ -227,7 +227,7 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
             f"KL [95%], {KL_UNIT}": text(config, "kl"),
             "reward over the reference": text(config, "over_reference", signed=True),
             "best over this one": text(config, "under_best", signed=True),
-            "ends within budget": "–"
+            "complete in budget": "–"
             if config.reward is None or len(config.lost) == len(config.rewards)
             else f"{config.ends_within} of {config.reward.n}",
             "value in the search": plus_minus(config.trial.value, config.trial.value_se, searched),

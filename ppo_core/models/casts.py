@@ -38,7 +38,7 @@ def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
 
 
 class CastWeights:
-    """Models' own tensors, except that `models` have bfloat16 copies of the linear layers' weights, if it `casts`.
+    """Models for forward passes: they share all tensors, or have bfloat16 copies of linear layers' weights (`casts`).
 
     A decode step then moves two bytes per weight instead of the six of reading, casting and reading again. The copies'
     gradients are those that autocast would cast and add up, one by one.

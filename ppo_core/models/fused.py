@@ -22,7 +22,10 @@ RMS_NORM, ROTARY, TURN = (
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Compute a model's tanh GELUs, RMSNorms and rotary positions in few operations."""
+    """Compute a model's tanh GELUs, RMSNorms and rotary positions in few operations.
+
+    Rotary positions are replaced in the model's transformers module, so for every model of it in this process.
+    """
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation | FastGELUActivation):
@@ -36,11 +39,11 @@ def fuse_layers(model: nn.Module) -> None:
 
 
 def _is_copy(function: Any, original: Any) -> bool:
-    """Return True if a function does exactly what another does, whatever its docstring."""
-    return isinstance(function, FunctionType) and _done(function) == _done(original)
+    """Return True if a function does what another does, whatever its docstring and other strings."""
+    return isinstance(function, FunctionType) and _code(function) == _code(original)
 
 
-def _done(function: Any) -> tuple[object, ...]:
+def _code(function: Any) -> tuple[object, ...]:
     code = function.__code__
     return code.co_code, code.co_names, [each for each in code.co_consts if not isinstance(each, str)]
 

@@ -3,8 +3,8 @@
     y_i = W_i x + b_i + s_i B_i A_i x
 
 The W_i of such layers lie one behind the other in memory, and so do the b_i and the A_i: one product gives all W_i x,
-another all A_i x. The layer that is called first computes for all, and leaves their answers with the input. So it is
-where all of them are in bfloat16; else each layer computes as it would without this module.
+another all A_i x. The layer that is called first computes for all, and leaves their answers with the input. This
+needs bfloat16 weights that lie side by side in memory; else each layer computes as it would without this module.
 """
 
 from collections.abc import Callable, Sequence

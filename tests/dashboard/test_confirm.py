@@ -100,7 +100,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(path: Pa
     assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
     assert table["reward over the reference"].tolist().count("–") == 1, "of the reference itself"
     assert table["best over this one"].tolist()[0] == "–", "of the best itself"
-    assert set(table["ends within budget"]) <= {"0 of 3", "1 of 3", "2 of 3", "3 of 3"}
+    assert set(table["complete in budget"]) <= {"0 of 3", "1 of 3", "2 of 3", "3 of 3"}
     assert "three numbers" in shown.charts(app)
 
 

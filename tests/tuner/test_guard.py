@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppo_core.metrics import CORE, METRICS
 from ppo_core.report import KL_GAP_LIMIT, MISMATCH_LIMIT, StepReport
-from tuner.judge.guard import MOST_EXTRA, READ, WATCHED, WINDOW, GuardState, WatchState, check_step, watch
+from tuner.judge.guard import EVIDENCE, MOST_EXTRA, READ, WINDOW, GuardState, WatchState, check_step, watch
 from tuner.study.rules import RULES, GuardSettings
 from tuner.study.status import Reason
 
@@ -302,7 +302,7 @@ def test_settings_round_trip() -> None:
 
 
 READING = st.one_of(st.floats(0, 100), st.sampled_from([math.nan, math.inf]))
-HISTORY = st.lists(st.dictionaries(st.sampled_from(sorted({*WATCHED, *CORE})), READING), max_size=20)
+HISTORY = st.lists(st.dictionaries(st.sampled_from(sorted({*EVIDENCE, *CORE})), READING), max_size=20)
 
 
 @settings(max_examples=100, deadline=None)

@@ -80,7 +80,7 @@ def print_confirmation(out: Console, confirmation: Confirmation, *, with_verdict
 
 def confirmation_table(confirmation: Confirmation) -> Table:
     """Return the table of the configurations that were confirmed, the highest mean first."""
-    columns = ("configuration", "seeds", "reward", f"KL, {output.KL_UNIT}", "over the reference", "end within budget")
+    columns = ("configuration", "seeds", "reward", f"KL, {output.KL_UNIT}", "over the reference", "complete in budget")
     title = (
         f"On fresh seeds, {confirmation.total_episodes} episodes each, evaluated on "
         f"{output.pluralize(confirmation.prompts, 'test prompt')}"
@@ -88,8 +88,8 @@ def confirmation_table(confirmation: Confirmation) -> Table:
     caption = (
         "In brackets: 95% intervals over the seeds. Intervals of differences are adjusted for comparing several "
         "configurations and for repeated looks; the winner's own interval is not adjusted for having been selected. "
-        "Reward and KL are those of each run's best checkpoint; the last column counts the runs that also end within "
-        "the KL budget."
+        "Reward and KL are those of each run's best checkpoint; the last column counts the runs that trained to "
+        "their end and ended within the KL budget."
     )
     table = render.new_table(*columns, title=title, caption=caption, right=columns[1:])
     read = confirmation.configurations

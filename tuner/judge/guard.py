@@ -27,10 +27,10 @@ WINDOW = 8
 """Iterations of evidence in a reason: what a person reads at a glance."""
 
 _COLLAPSES = (rules.ENTROPY, rules.VALUE_LOSS, rules.REPETITION)
-WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", *_COLLAPSES, MISMATCH, KL_GAP)
+EVIDENCE = (KL, "eval/kl", "eval/reward", "objective/scores", *_COLLAPSES, MISMATCH, KL_GAP)
 """Metrics kept as evidence."""
 
-READ = tuple(dict.fromkeys((*CORE, *WATCHED, RETURN_STD, KL_GAP_NOISE)))
+READ = tuple(dict.fromkeys((*CORE, *EVIDENCE, RETURN_STD, KL_GAP_NOISE)))
 """Every metric that the guard reads; a report of these alone gives the same verdict."""
 
 
@@ -113,12 +113,13 @@ class Guard:
 
 def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float) -> GuardState:
     finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
-    watched = {name: finite[name] for name in WATCHED if name in finite}
+    watched = {name: finite[name] for name in EVIDENCE if name in finite}
     row = {"step": report.step, "episode": report.episode, **watched}
     first = {**watched, **state.first}
     readings = ("eval/kl",) if _kl_starts_high(first, idle) else (KL, "eval/kl")
     kls = [finite[name] for name in readings if name in finite]
-    updated = [finite[name] for name in readings if name in finite and report.step > (name == KL)]
+    first_updated = {KL: 2, "eval/kl": 1}  # a rollout is read before its update, an evaluation after
+    updated = [finite[name] for name in readings if name in finite and report.step >= first_updated[name]]
     lowest = [*updated, *([] if state.lowest_kl is None else [state.lowest_kl])]
     scale, loss, variance = state.value_scale, finite.get(rules.VALUE_LOSS, 0.0), finite.get(RETURN_STD, 0.0) ** 2
     if not SIGNS["value_loss"].is_broken(loss, variance):  # a diverging critic's values are part of the returns
@@ -131,7 +132,7 @@ def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float
         value_scale=scale,
         highest_kl=max(state.highest_kl, *kls, 0.0),
         lowest_kl=min(lowest, default=None),
-        kl_readings=state.kl_readings + (KL in finite),
+        kl_readings=state.kl_readings + int(KL in finite),
         window=(*state.window, row)[-WINDOW:],
     )
 

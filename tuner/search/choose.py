@@ -73,7 +73,7 @@ def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the unended trials that wait or were interrupted."""
+    """Return the unended trials but for paused ones: waiting, interrupted, and those that a worker has."""
     return [row for row in unended(spec, rows) if row.status is not Status.PAUSED]
 
 

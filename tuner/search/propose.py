@@ -117,7 +117,8 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
     """Return the trials that a sampler reads, by number: the latest, and the best and the running of the older ones."""
     if len(reports) <= MOST_READ:
         return reports
-    older, latest = reports[: BEST_READ - MOST_READ], reports[BEST_READ - MOST_READ :]
+    newest = MOST_READ - BEST_READ
+    older, latest = reports[:-newest], reports[-newest:]
     valued = [pair for pair in older if pair[1].state is TrialState.COMPLETE]
     best = heapq.nlargest(BEST_READ, valued, key=lambda pair: ((pair[1].constraint or 0.0) <= 0, pair[1].value or 0.0))
     running = [pair for pair in older if pair[1].state is TrialState.RUNNING]

@@ -206,11 +206,11 @@ _ENDING = (
     ),
     Rule(
         "nothing_learned", "Nothing learned",
-        f"After half of the trial's episodes and at least {IDLE_STEPS} steps, the policy has not moved: the KL "
-        "has neither risen by this share of the KL budget above its lowest reading since the first update "
-        "(which may be rounding alone), nor reached {ROUNDING:g} of the budget. It never ends a trial that has "
-        "run all its episodes. Where the first "
-        "KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
+        f"After half of the trial's episodes and at least {IDLE_STEPS} steps, the policy has not moved: the KL has "
+        "neither risen by this share of the KL budget above its lowest reading since the first update "
+        f"(which may be rounding alone), nor reached {ROUNDING:g} of the budget. It never ends a trial that has run "
+        "all its episodes. Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL "
+        "counts.",
         KL, 0.002, _FASTER, "the KL budget", breaks_below=True, blame="idle", valid=_SHARE, is_patient=False,
     ),
 )  # fmt: skip
