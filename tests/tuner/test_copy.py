@@ -124,7 +124,7 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
     assert f"run in {own_folder}: " in lines[3] and lines[3].endswith(f"ppo-tuner run {made} --storage new/b.db")
     assert lines[4:] == [
         "if it is run in another folder, trials that have not ended restart from step 0",
-        "Run only one of the two from now on. Delete the other one with --keep-files, which leaves the checkpoints.",
+        "Run only one of the two from now on. Delete the other with --keep-files, which leaves the checkpoints.",
     ]
     status, out, _ = ppo_tuner("copy", made, "--to", "new/b.db", "--name", "twin")
     assert status == 0 and out.splitlines()[0].startswith(f'copied study "{made}" to new/b.db as "twin": ')

@@ -71,7 +71,7 @@ def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView
     answer = forks.value_checkpoint(store, view.row, best)
     assert answer is not None
     assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
-    assert answer.kept.path == searched.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
+    assert answer.where == searched.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
 
 
 THREE = """
@@ -312,7 +312,7 @@ def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyV
         best = results.under_budget(store, view, point.budget).best()
         assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
         answer = forks.value_checkpoint(store, view.row, best)
-        assert answer is not None and answer.kept.path == point.path
+        assert answer is not None and answer.where == point.path
 
 
 def test_of_the_front_the_checkpoints_that_are_here_are_kept() -> None:
