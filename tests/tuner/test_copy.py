@@ -1,8 +1,5 @@
 """A study copied to another store: all of it, as of one moment, or nothing; and the copy goes on by itself."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ import pytest
 from ppo_core.errors import StoreError, StudyError
 from tests.tuner import made_study, quick_study, stores
 from tests.tuner.exported import everything
-from tests.tuner.invoke import REPOSITORY, Invoke
+from tests.tuner.invoke import Invoke
 from tuner.control.events import Event, TrialStarted, TrialStepped
 from tuner.control.run import run_study
 from tuner.store import Store
@@ -102,28 +99,6 @@ def test_a_copy_that_fails_half_way_leaves_nothing(store: Store, other: Store, m
     with pytest.raises(StoreError, match=r"made\.db failed: no such table: ppo_orders"):
         copy(store, other)
     assert not any(everything(other).values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", stores.CASES)
-def test_a_killed_copy_leaves_nothing_and_can_be_done_again(kind: str, tmp_path: Path, store: Store) -> None:
-    url = stores.empty(kind, tmp_path)
-    code = (
-        "import os, sys; from tuner.store import Store, bulk\n"
-        "insert = bulk._insert\n"
-        "bulk._insert = lambda to, table, rows: os._exit(9) if table.name == 'ppo_orders' else insert(to, table, rows)\n"
-        "source = Store.open(sys.argv[1])\n"
-        "bulk.copy_study(source, source.study('made'), Store.open(sys.argv[2], create=True), 'made')"
-    )
-    where = [str(store.url.database), url]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run([sys.executable, "-c", code, *where], env=environment, check=False)
-    assert ended.returncode == 9
-    target = Store.open(url)
-    assert not any(everything(target).values())
-    copy(store, target)
-    assert len(target.trials(target.study("made"))) == 8
-    target.close()
 
 
 # The command
