@@ -17,7 +17,7 @@ from support.common import add_line, read_lines, run_command
 from ppo_core.errors import PPOTunerError
 from tuner.cli.main import main as ppo_tuner
 from tuner.cli.run import DEMO_PLAN, DEMO_WORKERS
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.confirm.result import confirmations
 from tuner.judge.results import read_study
 from tuner.store import Store
@@ -45,7 +45,7 @@ def _one(seed: int) -> dict[str, object]:
             raise PPOTunerError(f"the study of seed {seed} did not end")
     store = Store.open(str(STORE))
     view = read_study(store, name)
-    answer, [run] = of_study(store, view), confirmations(store, view)
+    answer, [run] = study_answer(store, view), confirmations(store, view)
     if answer is None or run.choice is None:
         raise PPOTunerError(f"the study of seed {seed} has no answer")
     baseline = next(one for one in run.configurations if one.trial.number == 1)

@@ -1,6 +1,6 @@
 """The gauntlet as a Plotly figure: a row a configuration, a column a gate, a cross where it stopped.
 
-`figure(gauntlet.of_study(store, view, answer))` draws it in a notebook, too.
+`figure(gauntlet.study_gauntlet(store, view, answer))` draws it in a notebook, too.
 """
 
 import math

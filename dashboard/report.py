@@ -27,7 +27,7 @@ from ppo_core import __version__, output
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.confirm import gauntlet
-from tuner.confirm.answer import Answer, of_study
+from tuner.confirm.answer import Answer, study_answer
 from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations
 from tuner.judge import forks, results
@@ -49,7 +49,7 @@ ANY, WIDE, NARROW = "any", "wide", "narrow"
 def report(store: Store, name: str) -> str:
     """Return a study's report as the text of an HTML file."""
     view = results.read_study(store, name)
-    answer = of_study(store, view)
+    answer = study_answer(store, view)
     trial = None if answer is None else answer.trial
     return _template().render(
         store=store,
@@ -129,7 +129,7 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
 
 def _gates(store: Store, view: StudyView, answer: Answer | None) -> dict[str, Drawn]:
     """Return the figure of the gates that stopped trials, by its title; empty before any has begun."""
-    found = gauntlet.of_study(store, view, answer)
+    found = gauntlet.study_gauntlet(store, view, answer)
     if not found.rows:
         return {}
     drawn = {width: gauntlet_figure.figure(found, is_narrow=width == NARROW) for width in (WIDE, NARROW)}

@@ -23,7 +23,7 @@ from ppo_tuner import given
 from ppo_tuner.training import TrainedRun, flags, launched, train_keywords
 from tuner.cli import manage, report, run
 from tuner.cli.main import build_parser
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan
 from tuner.control.events import StudyStopped
 from tuner.environment import RUNS_FOLDER
@@ -115,7 +115,7 @@ class Study:
     def answer(self) -> Answer:
         """What to launch within the KL budget, why, and how sure that is."""
         with self._read() as (store, view):
-            found = of_study(store, view)
+            found = study_answer(store, view)
             if found is None:
                 return Answer(report.no_winner(store, view), "", "", "", "", "")
             return Answer(
@@ -150,7 +150,7 @@ class Study:
         from dashboard.report import reward_against_kl
 
         with self._read() as (store, view):
-            found = of_study(store, view)
+            found = study_answer(store, view)
             drawn = reward_against_kl(store, view, None if found is None else found.trial)
         if drawn is None:
             raise StudyError(f'study "{self.name}" has no evaluation yet')
@@ -159,10 +159,10 @@ class Study:
     def gauntlet(self) -> "go.Figure":
         """Return the dashboard's figure of the gates: which of them stopped each trial, and by how much."""
         from dashboard.gauntlet import figure
-        from tuner.confirm.gauntlet import of_study as gates
+        from tuner.confirm.gauntlet import study_gauntlet
 
         with self._read() as (store, view):
-            return figure(gates(store, view, of_study(store, view)))
+            return figure(study_gauntlet(store, view, study_answer(store, view)))
 
     def confirm(
         self, seeds: int = DEFAULT_SEEDS, *, top: int | None = None, total_episodes: int | None = None, **settings: Any
@@ -199,7 +199,7 @@ class Study:
             KeyboardInterrupt: it was interrupted; the run has saved a checkpoint.
         """
         with self._read() as (store, view):
-            found = of_study(store, view)
+            found = study_answer(store, view)
             if found is None:
                 raise StudyError(report.no_winner(store, view))
             if not found.has_learned:

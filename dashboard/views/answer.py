@@ -18,7 +18,7 @@ from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, fixed, measured, nats, plus_minus
-from tuner.confirm.answer import Answer, Badge, of_study
+from tuner.confirm.answer import Answer, Badge, study_answer
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.judge.best import best_trial
 from tuner.judge.results import StudyView, spent
@@ -33,7 +33,7 @@ CHARTS = DEFAULT_METRICS[:2]
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     is_large = len(snapshot.view.trials) > trials_table.MOST_LIVE
-    first = of_study(store, snapshot.view) if snapshot.view.trials else None
+    first = study_answer(store, snapshot.view) if snapshot.view.trials else None
     common.live(snapshot, partial(_live, chosen=chosen, drawn=snapshot, first=first, is_large=is_large))
     if is_large:
         trials_table.draw(snapshot, chosen, first)
@@ -59,7 +59,7 @@ def _live(
         text = "The study is recorded, and its first trial has not started: loading a task takes seconds."
         common.not_started(snapshot, text)
         return
-    answer = first if snapshot is drawn else of_study(store, view)
+    answer = first if snapshot is drawn else study_answer(store, view)
     cards = running.read_cards(store, snapshot)
     left, right = st.columns([4, 5], gap="medium")
     with left, st.container(border=True, key="answer"):

@@ -19,7 +19,7 @@ from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import duration, pluralize
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView, kl_prunings
 from tuner.store import DEFAULT_STORAGE, Store
@@ -84,7 +84,7 @@ def of_a_study(choice: Choice, draw: DrawPage, *, with_answer: bool = True) -> N
     """Draw a page of the chosen study, or the user's problem in its place; `with_answer`: below a line with that."""
     with problems_shown():
         snapshot = data.under_budget(choice.store, choice.snapshot, choice.budget)
-        if with_answer and (answer := of_study(choice.store, snapshot.view)) is not None:
+        if with_answer and (answer := study_answer(choice.store, snapshot.view)) is not None:
             page_link(ANSWER, answer.decision)
         draw(choice.store, snapshot, choice.trials)
 

@@ -12,9 +12,9 @@ from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.output import pluralize, plus_minus, short
-from tuner.confirm.answer import Answer, of_study
+from tuner.confirm.answer import Answer, study_answer
 from tuner.confirm.plan import ALWAYS
-from tuner.judge.paired import over
+from tuner.judge.paired import reward_difference
 from tuner.judge.results import differences
 from tuner.store import Store, TrialRow
 from tuner.study.space import is_number
@@ -44,7 +44,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = sorted((row_of[number] for number in numbers), key=lambda row: row.origin is not Origin.REFERENCE)
     looks = common.looks(snapshot, [row.number for row in rows])
-    answer = of_study(store, snapshot.view)
+    answer = study_answer(store, snapshot.view)
     left, right = st.columns([9, 10]) if len(rows) <= MOST_BESIDE else [st.container()] * 2
     with left:
         _settings(rows, looks)
@@ -127,7 +127,7 @@ def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow)
     for run in reversed(snapshot.confirmations):
         if (difference := run.lead_of(row.number, base.number)) is not None:
             return f"{lead}{difference.signed} reward on {pluralize(difference.n, 'fresh seed')}.", None
-    searched = over(store, base, row)
+    searched = reward_difference(store, base, row)
     if searched is None:
         return "", None
     text = plus_minus(searched.mean, searched.se, signed=True)

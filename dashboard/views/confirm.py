@@ -17,7 +17,7 @@ from tuner.confirm.plan import label_of
 from tuner.confirm.result import Confirmation, Confirmed, runs_text
 from tuner.judge.diagnose import course_of
 from tuner.judge.hacking import length_ratio
-from tuner.judge.paired import ERRORS, over
+from tuner.judge.paired import ERRORS, reward_difference
 from tuner.judge.results import value_kl
 from tuner.store import Store, TrialRow
 from tuner.study.rules import SIGNS
@@ -82,7 +82,10 @@ def _confirmed(store: Store, snapshot: Snapshot, one: Confirmed) -> Row:
 
 def _searched(store: Store, snapshot: Snapshot, row: TrialRow, reference: TrialRow | None) -> Row:
     """Return a trial's numbers in the search, with two standard errors."""
-    gain, kl = None if reference is None or row is reference else over(store, reference, row), value_kl(store, row)
+    gain, kl = (
+        None if reference is None or row is reference else reward_difference(store, reference, row),
+        value_kl(store, row),
+    )
     return Row(
         row.number,
         label_of(row),

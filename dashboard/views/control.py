@@ -22,7 +22,7 @@ from dashboard.views.control_parts import (
     why_it_waits,
 )
 from ppo_core.output import pluralize
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 from tuner.study.status import CHANGEABLE_SETTINGS
@@ -141,7 +141,7 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
         return "To run its best configurations on fresh seeds:", words
     if not all(run.status.is_final for run in view.confirming):
         return "Some confirming runs have not ended. To resume them:", words
-    answer = of_study(store, view)
+    answer = study_answer(store, view)
     if answer is None or answer.confirmed is None:
         return "How its best configurations did on fresh seeds:", words
     if answer.remedy[:1] == ("confirm",):

@@ -14,7 +14,7 @@ from tuner.store import Store
 
 def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
     """Draw a study's gauntlet, and return the number of the trial that was clicked last, or None."""
-    found, key = gauntlet.of_study(store, snapshot.view, answer), f"gauntlet {snapshot.view.row.id}"
+    found, key = gauntlet.study_gauntlet(store, snapshot.view, answer), f"gauntlet {snapshot.view.row.id}"
     selected: int | None = st.session_state.get(key)
 
     common.heading("Where each configuration stopped", _HELP)

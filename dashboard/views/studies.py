@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration, measured, plus_minus
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
@@ -117,7 +117,7 @@ def table_of(store: Store, studies: list[tuple[StudyRow, StudyView | None]]) -> 
 def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, object]:
     if view is None:
         return {"study": _link(row.name), "state": "not readable"}
-    total, answer = data.total(view), of_study(store, view)
+    total, answer = data.total(view), study_answer(store, view)
     planned = "" if total is None else f" of {total}"
     confirmed = None if answer is None else answer.confirmed
     reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)

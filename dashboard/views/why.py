@@ -14,7 +14,7 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common, gauntlet, ppo_health, samples, trial
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.search import importance
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
@@ -32,7 +32,7 @@ MEASURES: dict[str, Measure] = {"reward": "value", "KL": "end_kl"}
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
-    clicked = gauntlet.show(store, snapshot, of_study(store, snapshot.view))
+    clicked = gauntlet.show(store, snapshot, study_answer(store, snapshot.view))
     if clicked is not None:
         trial.draw_curves(store, snapshot, clicked)
         samples.draw(store, snapshot, (clicked,))

@@ -48,7 +48,7 @@ def told(folder: Path) -> tuple[Any, ...]:
     """Return what the study comes to: its answer and each confirmation's readings."""
     with opened(folder) as store:
         view = results.read_study(store, NAME)
-        found = answer.of_study(store, view)
+        found = answer.study_answer(store, view)
         read = [{one.trial.number: one.rewards for one in each.configurations} for each in confirmations(store, view)]
         assert found is not None
         return found.number, found.badge, found.launch, read

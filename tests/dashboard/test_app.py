@@ -18,7 +18,7 @@ from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import FAILED, GOOD, change, charts, fork, kinds_with, run, subheaders, texts
 from tests.dashboard.shown import app as page
 from tests.tuner import made_study
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.judge.results import StudyView, read_study
@@ -103,7 +103,7 @@ def test_the_number_of_what_ran_on_fresh_seeds_is_their_mean(tmp_path: Path) -> 
 def test_what_to_launch_is_worked_out_once_for_card_and_table(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(trials_table, "MOST_LIVE", 1)
-    monkeypatch.setattr(answer, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
+    monkeypatch.setattr(answer, "study_answer", lambda store, view: (calls.append(view), study_answer(store, view))[1])
     app = page(built)
     assert len(calls) == 1
     assert table_of_trials(app).set_index("number")["note"][9].startswith("the leader")

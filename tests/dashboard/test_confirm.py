@@ -16,7 +16,7 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED
 from tests.dashboard.shown import page
 from tests.tuner import made_study
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.environment import to_copy
@@ -107,7 +107,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(path: Pa
 def test_the_picture_of_what_nothing_confirmed_has_two_errors(path: Path) -> None:
     with closing(opened(path)) as store:
         snapshot = data.snapshot(store, BOUNDED)
-        answer = of_study(store, snapshot.view)
+        answer = study_answer(store, snapshot.view)
         assert answer is not None and answer.kl is not None and answer.kl.se is not None
         best, reference = view.rows_of(store, snapshot, answer)
     assert (best.label, reference.label) == ("trial 5", "reference (0)")
@@ -139,7 +139,7 @@ def test_the_card_has_one_answer_under_any_budget(path: Path, budget: float | No
     store = opened(path)
     confirm(store, Plan(top=2, seeds=3))
     study = read_study(store, BOUNDED)
-    found = of_study(store, study if budget is None else under_budget(store, study, budget))
+    found = study_answer(store, study if budget is None else under_budget(store, study, budget))
     store.close()
     assert found is not None and (found.confirmed is None) == (budget is not None)
     link = {} if budget is None else {"budget": f"{budget:g}"}

@@ -105,10 +105,10 @@ def test_the_trial_of_a_page_is_the_one_clicked(built: Path, monkeypatch: pytest
         import streamlit as st
 
         from dashboard.views import common, gauntlet
-        from tuner.confirm.answer import of_study
+        from tuner.confirm.answer import study_answer
 
         choice = common.choose()
-        answer = of_study(choice.store, choice.snapshot.view)
+        answer = study_answer(choice.store, choice.snapshot.view)
         st.text(f"selected {gauntlet.show(choice.store, choice.snapshot, answer)}")
 
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{built}")

@@ -47,7 +47,7 @@ def view(store: Store) -> StudyView:
 def of(folder: Path, kl_budget: float | None = None) -> Answer:
     with opened(folder) as store:
         view = results.read_study(store, NAME)
-        found = answer.of_study(store, view if kl_budget is None else results.under_budget(store, view, kl_budget))
+        found = answer.study_answer(store, view if kl_budget is None else results.under_budget(store, view, kl_budget))
         assert found is not None
         return found
 
@@ -95,7 +95,7 @@ def test_while_runs_are_not_read_nothing_is_confirmed(confirmed: Path) -> None:
         view = results.read_study(store, NAME)
         last = view.confirming[-1]
         unread = replace(last, status=Status.RUNNING, value=None, kl=None, value_step=None)
-        found = answer.of_study(store, replace(view, confirming=(*view.confirming[:-1], unread)))
+        found = answer.study_answer(store, replace(view, confirming=(*view.confirming[:-1], unread)))
     assert found is not None and (found.badge, found.confirmed) == (Badge.ONE_SEED, None)
     assert found.doubt.startswith("Nothing yet: 1 confirming run has ") and found.remedy == ("run", NAME)
 
@@ -110,7 +110,7 @@ def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> 
             replace(row, status=Status.STOPPED, value_step=1) if row.number == number else row
             for row in view.confirming
         ]
-        found = answer.of_study(store, replace(view, confirming=tuple(stopped)))
+        found = answer.study_answer(store, replace(view, confirming=tuple(stopped)))
     assert found is not None and found.confirmation is None, "two of three seeds are left"
 
 
@@ -124,21 +124,21 @@ def test_the_command_runs_whole_wherever_the_checkpoint_lies(store: Store, view:
     rests = {"status": Status.PAUSED, "episodes": 144}
     pruned = {"status": Status.PRUNED, "reason": Reason("kl_limit", "KL 21 over 15"), "episodes": 144}
     for changes in ({}, rests, pruned, {"end_kl": 9.7, "end_kl_se": 0.25, "value_step": 10}):
-        found = answer.of_study(store, only(view, **changes))
+        found = answer.study_answer(store, only(view, **changes))
         assert found is not None and found.launch == whole
         assert answer.launch_of(store, view, found.trial) == whole, "one rule for every trial"
     roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
-    found = answer.of_study(store, roomy)
+    found = answer.study_answer(store, roomy)
     assert found is not None and found.launch == (*whole, "--kl_budget", "13")
 
 
 def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch) -> None:
     test = results.on_test(store, view, view.trials[0])
-    found = answer.of_study(store, view)
+    found = answer.study_answer(store, view)
     assert found is not None and isinstance(found.test, OnTest) and "KL" not in found.doubt, test
     over = replace(found.test, kl=9.9, kl_se=0.25)
     monkeypatch.setattr(results, "on_test", lambda *_: over)
-    told = answer.of_study(store, view)
+    told = answer.study_answer(store, view)
     assert told is not None and told.doubt == "On the test prompts its KL is 9.90 + 0.25, over 10 nats/response."
 
 
@@ -146,7 +146,7 @@ def test_the_command_has_the_length_that_was_confirmed(confirmed: Path) -> None:
     with opened(confirmed) as store:
         view = results.read_study(store, NAME)
         longer = [replace(row, config={**row.config, "total_episodes": 320}) for row in view.confirming]
-        found = answer.of_study(store, replace(view, confirming=tuple(longer)))
+        found = answer.study_answer(store, replace(view, confirming=tuple(longer)))
         other = next(row for row in view.trials if all(run.parent != row.number for run in view.confirming))
         assert found is not None and found.confirmed is not None
         assert found.launch == ("train", "--from", NAME, str(found.number), "--total_episodes", "320")
@@ -167,7 +167,7 @@ def test_where_the_reference_wins_it_is_confirmed_alone(tmp_path: Path) -> None:
 def test_the_answer_says_what_its_checkpoint_came_to_on_the_test_prompts(
     store: Store, view: StudyView, ppo_tuner: Invoke, searched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = answer.of_study(store, view)
+    found = answer.study_answer(store, view)
     assert found is not None and isinstance(found.test, OnTest) and found.kl is not None
     assert (found.test.prompts, found.test.reward, found.test.kl_se) == (4, found.trial.value_step, 0.25)
     printed = ppo_tuner("best", NAME, "--storage", storage(searched))[1]
@@ -176,8 +176,8 @@ def test_the_answer_says_what_its_checkpoint_came_to_on_the_test_prompts(
         in printed
     )
     budgets = [results.front(store, view)[0].budget]
-    smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
+    smaller = answer.study_answer(store, results.under_budget(store, view, budgets[0]))
     assert smaller is not None and smaller.test == "only the answer under the study's own KL budget is"
     monkeypatch.setattr(forks, "find", lambda *_: "gone")
-    smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
+    smaller = answer.study_answer(store, results.under_budget(store, view, budgets[0]))
     assert smaller is not None and smaller.test == "the checkpoint is not kept here"

@@ -13,7 +13,7 @@ from tests.tuner import quick_study
 from tests.tuner.quick_study import opened, quick_spec
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli.run import _confirmed_by_rest
-from tuner.confirm.answer import Gain, of_study
+from tuner.confirm.answer import Gain, study_answer
 from tuner.confirm.plan import Plan, always_confirmed, cost_line, missing
 from tuner.control.needs import extreme_configs
 from tuner.judge.results import StudyView, read_study, value_sources
@@ -193,7 +193,7 @@ def test_it_is_confirmed_with_the_others_and_gains_are_over_both(tmp_path: Path)
         "9 runs of 160 episodes will confirm trial 2, the reference and the baseline;"
     )
     with opened(tmp_path) as store:
-        before = of_study(store, read_study(store, quick_study.NAME))
+        before = study_answer(store, read_study(store, quick_study.NAME))
     assert before is not None and before.gains == (
         Gain(Origin.REFERENCE, 0, pytest.approx(9.6**0.5 - 2), pytest.approx(0.5**0.5)),
         Gain(Origin.BASELINE, 1, pytest.approx(9.6**0.5 - 8**0.5), pytest.approx(0.5**0.5)),
@@ -202,7 +202,7 @@ def test_it_is_confirmed_with_the_others_and_gains_are_over_both(tmp_path: Path)
     quick_study.run(tmp_path, study, workers=1, plan=Plan(top=1, seeds=3), from_file=False)
     with opened(tmp_path) as store:
         view = read_study(store, quick_study.NAME)
-        after = of_study(store, view)
+        after = study_answer(store, view)
     assert [(run.parent, run.status) for run in view.confirming] == [(run.parent, Status.COMPLETED) for run in wanted]
     assert after is not None and after.trial.number == 0, "the test reward is the step, so all are equal"
     assert after.gains == (Gain(Origin.BASELINE, 1, 0.0, None, 0.0, 0.0),)

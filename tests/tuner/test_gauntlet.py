@@ -13,7 +13,7 @@ from tests.tuner import test_ten_answers as ten
 from tests.tuner.test_ten_answers import NAME, STUDIES, around
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm import gauntlet
-from tuner.confirm.answer import of_study
+from tuner.confirm.answer import study_answer
 from tuner.confirm.gauntlet import Gate, Gauntlet, State, Way
 from tuner.confirm.plan import Plan, missing
 from tuner.judge.results import read_study, under_budget
@@ -98,7 +98,7 @@ def read(path: Path, budget: float | None = None) -> Gauntlet:
     with closing(Store.open(f"sqlite:///{path}")) as store:
         view = read_study(store, NAME)
         view = view if budget is None else under_budget(store, view, budget)
-        return gauntlet.of_study(store, view, of_study(store, view))
+        return gauntlet.study_gauntlet(store, view, study_answer(store, view))
 
 
 def stops(found: Gauntlet) -> dict[int, tuple[str, str]]:

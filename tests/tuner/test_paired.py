@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.tuner.trial_rows import trial_row
-from tuner.judge.paired import Difference, improvement, over
+from tuner.judge.paired import Difference, improvement, reward_difference
 from tuner.store import Store, TrialRow
 
 
@@ -56,12 +56,12 @@ def test_an_improvement_is_paired_prompt_by_prompt() -> None:
 
 
 def test_one_trial_over_another_is_paired_at_the_steps_of_their_values() -> None:
-    found = over(store(), row(0, 2.0, 3), row(1, 4.0, 3))
+    found = reward_difference(store(), row(0, 2.0, 3), row(1, 4.0, 3))
     assert found is not None and (found.mean, found.prompts) == (pytest.approx(3.5 / 3), 3)
-    back = over(store(), row(1, 4.0, 3), row(0, 2.0, 3))
+    back = reward_difference(store(), row(1, 4.0, 3), row(0, 2.0, 3))
     assert back is not None and back.mean == pytest.approx(-3.5 / 3)
-    assert over(store(), row(0, None, None), row(1, 4.0, 3)) is None
-    assert over(store(), row(1, 4.0, 3), row(0, 2.0, 0)) is None, "a value of step 0 is the SFT policy's"
+    assert reward_difference(store(), row(0, None, None), row(1, 4.0, 3)) is None
+    assert reward_difference(store(), row(1, 4.0, 3), row(0, 2.0, 0)) is None, "a value of step 0 is the SFT policy's"
 
 
 def test_a_prompt_without_a_finite_reward_is_left_out() -> None:
@@ -79,7 +79,7 @@ def test_without_each_prompts_rewards_the_errors_are_added() -> None:
     assert Difference(1.1, 0.5, 0).verdict == "more than the noise of the prompts"
     assert Difference(-0.9, 0.5, 4).verdict == "within the noise of the prompts"
     assert Difference(-0.9, 0.5, 4).evidence == "1.8 standard errors, paired on 4 eval prompts; one seed each"
-    unknown = over(store(made), trial_row(0, value=1.0, value_se=None), row(1, 2.0, 3))
+    unknown = reward_difference(store(made), trial_row(0, value=1.0, value_se=None), row(1, 2.0, 3))
     assert unknown is not None and unknown.verdict == "its noise is not known"
     nothing = improvement(store(Readings({100: {3: BETTER}})), row(0, 3.0, 3))
     assert nothing is None, "without the baseline there is no improvement"
@@ -92,7 +92,7 @@ def test_a_trial_read_twice_is_compared_by_the_mean_of_both_readings() -> None:
     assert once is not None and gain is not None
     assert (gain.mean, gain.se) == (pytest.approx(once.mean - 0.5), once.se)
     lead, behind = (
-        over(store(), row(0, 2.0, 3), row(1, 4.0, 3)),
-        over(store(), row(0, 2.0, 3), replace(row(1, 4.0, 3), **again)),
+        reward_difference(store(), row(0, 2.0, 3), row(1, 4.0, 3)),
+        reward_difference(store(), row(0, 2.0, 3), replace(row(1, 4.0, 3), **again)),
     )
     assert lead is not None and behind is not None and behind.mean == pytest.approx(lead.mean - 1.0)

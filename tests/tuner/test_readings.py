@@ -18,7 +18,7 @@ from ppo_core.report import SplitReading
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec, rows, run, storage
-from tuner.confirm.answer import launch_of, of_study
+from tuner.confirm.answer import launch_of, study_answer
 from tuner.control.events import Event, ReadingAgain, ReadingOnTest, StudyWarned
 from tuner.judge import forks, results
 from tuner.judge.results import StudyView
@@ -252,7 +252,7 @@ def test_the_best_are_read_again_and_the_means_choose_what_is_launched(tmp_path:
     assert searched.number != chosen.number and searched.number in again
     with opened(tmp_path) as store:
         view = results.read_study(store, NAME)
-        answer = of_study(store, view)
+        answer = study_answer(store, view)
     assert answer is not None and answer.reward is not None and (chosen.number, chosen.value_step) in readings(tmp_path)
     assert (answer.number, answer.reward.mean) == (chosen.number, pytest.approx(pooled(chosen)))
     assert kinds(run(tmp_path, spec("reread", trials=6))[1]) == ["StudyStarted"], "each is read once"

@@ -13,7 +13,7 @@ from ppo_core.report import SplitReading, StepReport
 from tests.dashboard import shown
 from tests.dashboard.shown import page
 from tests.tuner.invoke import Invoke
-from tuner.confirm.answer import Answer, Badge, of_study
+from tuner.confirm.answer import Answer, Badge, study_answer
 from tuner.confirm.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.confirm.plan import Plan, missing
 from tuner.environment import to_copy
@@ -208,7 +208,7 @@ def make(path: Path, made: Made) -> None:
 def of(path: Path, kl_budget: float | None = None) -> Answer | None:
     with closing(Store.open(f"sqlite:///{path}")) as store:
         view = read_study(store, NAME)
-        return of_study(store, view if kl_budget is None else under_budget(store, view, kl_budget))
+        return study_answer(store, view if kl_budget is None else under_budget(store, view, kl_budget))
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import render, report
-from tuner.confirm.answer import decided, headline_of, of_study
+from tuner.confirm.answer import decided, headline_of, study_answer
 from tuner.confirm.headline import headline_data, headlines
 from tuner.confirm.result import confirmations
 from tuner.files import folder as study_folder
 from tuner.files import trial_log
 from tuner.judge import diagnose as diagnoses
 from tuner.judge import forks, results
-from tuner.judge.paired import over
+from tuner.judge.paired import reward_difference
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow, command, opened
@@ -69,7 +69,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
     placed = store.orders(view.row)
-    answer = of_study(store, view)
+    answer = study_answer(store, view)
     if args.json:
         more = {
             "front": results.front_data(store, view),
@@ -135,7 +135,7 @@ def compare(args: argparse.Namespace) -> int:
         if args.json:
             print(output.dumps(results.comparison_data(store, view, trials)))
             return EXIT_OK
-        differences = [over(store, trials[0], trial) for trial in trials[1:]]
+        differences = [reward_difference(store, trials[0], trial) for trial in trials[1:]]
         numbers_of, done = headlines(store, view, trials), decided(confirmations(store, view))
     out = output.console()
     differing = results.differences(trials)
@@ -159,7 +159,7 @@ def best(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)
-        answer = of_study(store, view)
+        answer = study_answer(store, view)
         if answer is None:
             raise StudyError(report.no_winner(store, view))
         if args.json:

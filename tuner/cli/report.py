@@ -11,7 +11,7 @@ from rich.table import Table
 from ppo_core import output
 from tuner.cli import render
 from tuner.confirm import gauntlet
-from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
+from tuner.confirm.answer import Answer, answer_data, launch_of, study_answer
 from tuner.confirm.headline import headlines
 from tuner.confirm.intervals import places_of
 from tuner.confirm.result import Confirmation, confirmations, longest_read, runs_text
@@ -45,7 +45,7 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
 
 def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool) -> None:
     """Print a finished study's answer and the next command; `is_confirmed`: also the table of its confirming runs."""
-    answer = of_study(store, view)
+    answer = study_answer(store, view)
     out.print()
     if early := why_early(view.spec, view.trials):
         out.print(early, soft_wrap=True)
@@ -130,7 +130,7 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         at, where = answer.checkpoint, answer.checkpoint.where
         text = render.shown_path(where) if isinstance(where, Path) else f"not kept here ({where})."
         out.print(f"Checkpoint of step {at.step}, episode {at.episode}: {text}", soft_wrap=isinstance(where, Path))
-    gates = gauntlet.of_study(store, view, answer)
+    gates = gauntlet.study_gauntlet(store, view, answer)
     reached = ", ".join(list(gauntlet.GATES)[: len(gates.left) - 1])
     out.print(f"Trials left, at the start and after each gate ({reached}): {gates.line}", soft_wrap=True)
     print_recommendation(out, store, answer)

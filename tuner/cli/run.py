@@ -17,7 +17,7 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import report
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm.answer import Answer, of_study
+from tuner.confirm.answer import Answer, study_answer
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan, always_confirmed, candidates, missing
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
@@ -91,7 +91,7 @@ def confirm(args: argparse.Namespace) -> int:
     stopped = run_rest(spec, args, plan=plan)
     with opened(args.storage) as store:
         view = read_study(store, spec.name)
-        answer = of_study(store, view)
+        answer = study_answer(store, view)
         asked = [each for each in confirmations(store, view) if each.total_episodes == plan.length(spec)]
     if args.json:
         print(output.dumps(_confirmed_data(store, asked[0], spec.name, answer) if asked else None))
@@ -103,7 +103,7 @@ def confirm(args: argparse.Namespace) -> int:
 def _show_confirmed(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         view = read_study(store, args.study)
-        answer = of_study(store, view)
+        answer = study_answer(store, view)
         finished = [each for each in confirmations(store, view) if each.best is not None]
     if args.json:
         print(output.dumps([_confirmed_data(store, each, args.study, answer) for each in finished]))
@@ -134,7 +134,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
     with opened(args.storage) as store:
         view = read_study(store, spec.name)
         if args.json:
-            answer = report.answer_json(store, of_study(store, view))
+            answer = report.answer_json(store, study_answer(store, view))
             print(output.dumps(results.study_data(view) | {"answer": answer}))
         elif view.state == "finished":
             report.print_end(output.console(), store, view, is_confirmed=is_confirmed)

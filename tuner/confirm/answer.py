@@ -1,6 +1,6 @@
 """A study's answer for a KL budget: what to do, the evidence, gains, at most one doubt, and the launch command.
 
-Every command, page and export that recommends a launch uses `of_study`, and prints its lines. The answer is what a
+Every command, page and export that recommends a launch uses `study_answer`, and prints its lines. The answer is what a
 whole confirmation on fresh seeds chose (`tuner.confirm.result`): a configuration that beats the reference, else the
 reference. Without one, or under another KL budget than the study's, it is the best trial of the search, the best few
 read once more (`tuner.judge.best`). A trial that the search found later is a doubt before it is confirmed.
@@ -20,10 +20,10 @@ from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.intervals import Interval, share_at_most
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, DEFAULT_TOP, candidates, is_within_budget, whole_run
 from tuner.judge import forks, results
-from tuner.judge.best import standing, twice
+from tuner.judge.best import standing, twice_text
 from tuner.judge.diagnose import course_of, hacked
 from tuner.judge.forks import ValueCheckpoint
-from tuner.judge.paired import Difference, improvement, over
+from tuner.judge.paired import Difference, improvement, reward_difference
 from tuner.judge.results import Measured, StudyView
 from tuner.judge.scoring import ends_within
 from tuner.store import OnTest, Store, TrialRow
@@ -141,7 +141,7 @@ class Answer:
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
         over_sft = "" if self.over_sft is None or self.gains else f"; {self.over_sft.text} over the SFT policy"
-        return f"Best in budget, one seed{twice(self.trial)}: eval reward {value}{at_kl}{over_sft}."
+        return f"Best in budget, one seed{twice_text(self.trial)}: eval reward {value}{at_kl}{over_sft}."
 
     @property
     def gained(self) -> str:
@@ -155,7 +155,7 @@ def _name(trial: TrialRow) -> str:
     return f"trial {trial.number}{f', the {trial.origin}' if trial.origin in ALWAYS else ''}"
 
 
-def of_study(store: Store, view: StudyView) -> Answer | None:
+def study_answer(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
     runs = result.confirmations(store, replace(view, spec=own))
@@ -217,7 +217,7 @@ def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: result.Con
             yield Gain(row.origin, row.number, **ends)
             continue
         is_known = row.status.is_final and row.status is not Status.FAILED
-        gain = over(store, row, trial) if is_within_budget(row, view.spec) else improvement(store, trial)
+        gain = reward_difference(store, row, trial) if is_within_budget(row, view.spec) else improvement(store, trial)
         yield Gain(row.origin, row.number, *((gain.mean, gain.se) if is_known and gain is not None else ()))
 
 

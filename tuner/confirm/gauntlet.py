@@ -25,7 +25,7 @@ from tuner.confirm.answer import Answer, decided
 from tuner.confirm.intervals import Interval, places_of
 from tuner.confirm.plan import chosen, label_of
 from tuner.confirm.result import beats, confirmations, longest_read
-from tuner.judge.best import best_rank, is_reread, standing, twice
+from tuner.judge.best import best_rank, is_reread, standing, twice_text
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
 from tuner.judge.paired import ERRORS
@@ -123,7 +123,7 @@ class Gauntlet:
         return " → ".join(map(str, self.left))
 
 
-def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
+def study_gauntlet(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
     """Return the gauntlet of a study whose answer under the view's KL budget is `answer`."""
     judge = _Judge(store, view, answer)
     rows = [judge.row(trial) for trial in view.trials if trial.episodes or trial.status.is_final]
@@ -242,7 +242,7 @@ class _Judge:
         se = best.value_se or 0.0
         gap = value - self.below if trial.number in self.finalists else math.inf if cut is None else cut - value
         is_close = trial.origin is not Origin.REFERENCE and abs(gap) <= ERRORS * se
-        detail = f"{plus_minus(value, best.value_se, self.places)} in the search{twice(trial)}"
+        detail = f"{plus_minus(value, best.value_se, self.places)} in the search{twice_text(trial)}"
         if trial.origin is Origin.REFERENCE and cut is not None and value < cut:
             detail += ", and the reference always goes on"
         return Reading(value, fixed(value, self.places), detail, value - se, value + se, is_close=is_close), state

@@ -11,7 +11,7 @@ from typing import Any
 
 from ppo_core.output import NOTHING, fixed, measured, pluralize, plus_minus
 from tuner.confirm.result import Confirmation, Confirmed, confirmations
-from tuner.judge.best import Standing, standing, twice
+from tuner.judge.best import Standing, standing, twice_text
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 
@@ -51,7 +51,7 @@ class Headline:
         """Name of the number: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, or UNTRAINED."""
         if self.confirmed is not None:
             return f"mean of {pluralize(len(self.confirmed.rewards), 'fresh seed')}"
-        return UNTRAINED if self.reward is None else f"{ONE_SEED}{twice(self.trial)}"
+        return UNTRAINED if self.reward is None else f"{ONE_SEED}{twice_text(self.trial)}"
 
     def text(self, places: int | None = None) -> str:
         """Return the reward with its 95% interval over seeds, or its standard error: `2.01 [1.96, 2.07]`."""

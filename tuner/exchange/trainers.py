@@ -14,7 +14,7 @@ from ppo_core import __version__
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, nats, plain, short
-from tuner.confirm.answer import Answer, launch_of, of_study
+from tuner.confirm.answer import Answer, launch_of, study_answer
 from tuner.confirm.headline import headlines
 from tuner.exchange.openrlhf import OPENRLHF
 from tuner.exchange.table import Table, effective
@@ -63,7 +63,7 @@ def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchCo
         StudyError: there is no such trial, or its stored configuration is not whole.
         ConfigError: its stored configuration is not allowed in this version.
     """
-    answer = of_study(store, view)
+    answer = study_answer(store, view)
     if number is not None and (answer is None or answer.number != number):
         answer, trial = None, store.trial(view.row, number)
     elif answer is None:

@@ -66,7 +66,7 @@ def is_reread(trial: TrialRow) -> bool:
     return trial.reread_step == trial.value_step and trial.reread_reward is not None and trial.reread_kl is not None
 
 
-def twice(trial: TrialRow) -> str:
+def twice_text(trial: TrialRow) -> str:
     """Return `, read twice` for a trial whose number is the mean of two readings, else an empty text."""
     return ", read twice" if is_reread(trial) else ""
 

@@ -70,7 +70,7 @@ def improvement(store: Store, trial: TrialRow) -> Difference | None:
     return replace(found, mean=found.mean + _moved_by_second_reading(trial))
 
 
-def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
+def reward_difference(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
     """Return the value of `other` minus that of `base`, or None if one has none, or only that before training."""
     if base.value is None or other.value is None or 0 in (base.value_step, other.value_step):
         return None

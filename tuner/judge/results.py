@@ -18,7 +18,7 @@ from ppo_core.config.kl_budget import Point
 from ppo_core.metrics import METRICS
 from tuner.judge import forks, scoring
 from tuner.judge.best import best_trial, is_reread, standing
-from tuner.judge.paired import Difference, improvement, over
+from tuner.judge.paired import Difference, improvement, reward_difference
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
@@ -347,7 +347,7 @@ def best_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str, Any]:
 def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
     """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order."""
     first, *others = trials
-    over_first = [over(store, first, trial) for trial in others]
+    over_first = [reward_difference(store, first, trial) for trial in others]
     return {
         "study": view.row.name,
         "trials": [trial_data(trial) for trial in trials],
