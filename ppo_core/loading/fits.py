@@ -152,14 +152,14 @@ def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device
     try:
         # By bytes, then by the response tokens of a pass with gradients.
         found = max((least(config, task, assets, where) for config in configs), key=lambda run: (run.total, run.tokens))
-        if found.total + memory.process > memory.total:
-            unused = [name for name in ("use_peft", "bf16", "load_in_4bit") if not getattr(found.config, name)]
-            raise OutOfMemory(
-                f"at least {amount(found.total + memory.process)} do not fit into the {amount(memory.total)} of "
-                f"{memory.name}; what needs less: {', '.join([*unused, 'a smaller policy'])}"
-            )
-    except (ConfigError, OutOfMemory):
+    except ConfigError:
         raise
     except Exception:  # libraries raise errors of many classes about missing, damaged or unknown files
         return None
+    if found.total + memory.process > memory.total:
+        unused = [name for name in ("use_peft", "bf16", "load_in_4bit") if not getattr(found.config, name)]
+        raise OutOfMemory(
+            f"at least {amount(found.total + memory.process)} do not fit into the {amount(memory.total)} of "
+            f"{memory.name}; what needs less: {', '.join([*unused, 'a smaller policy'])}"
+        )
     return found, memory

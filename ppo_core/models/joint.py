@@ -3,7 +3,7 @@
     y_i = W_i x + b_i + s_i B_i A_i x
 
 The W_i of such layers lie one behind the other in memory, and so do the b_i and the A_i: one product gives all W_i x,
-another all A_i x. The layer that is called first computes for all, and leaves their answers with the input. This
+another all A_i x. The layer that is called first computes for all, and leaves their outputs with the input. This
 needs bfloat16 weights that lie side by side in memory; else each layer computes as it would without this module.
 """
 
@@ -19,29 +19,30 @@ from transformers.pytorch_utils import Conv1D
 
 GROUP = "_ppo_core_group"
 """Attribute of a layer: the list of all that read its input, itself among them."""
-ANSWERS = "_ppo_core_answers"
-"""Attribute of an input: answers, by layer, that have yet to be asked for."""
+OUTPUTS = "_ppo_core_outputs"
+"""Attribute of an input: outputs, by layer, that have yet to be asked for."""
 
 
 class JointLinear(nn.Linear):
     """A linear layer that computes with others."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _answer(self, x, super().forward)
+        return _output(self, x, super().forward)
 
 
 class AdaptedLinear(lora.Linear):
     """A linear layer with its adapter."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return _answer(self, x, super().forward)
+        return _output(self, x, super().forward)
 
 
 def join(layers: list[nn.Module]) -> None:
     """Have linear layers that read the same input compute together."""
     if len(layers) > 1 and len({layer.bias is None for layer in layers}) == 1:
         for layer in layers:
-            layer.__class__, layer.__dict__[GROUP] = JointLinear, layers
+            layer.__class__ = JointLinear
+            layer.__dict__[GROUP] = layers
 
 
 def join_adapters(model: nn.Module) -> None:
@@ -52,12 +53,14 @@ def join_adapters(model: nn.Module) -> None:
             group = base.__dict__.pop(GROUP, [base])
             group[group.index(base)] = layer
             base.__class__ = Conv1D if isinstance(base, Conv1D) else nn.Linear
-            layer.__class__, layer.__dict__[GROUP] = AdaptedLinear, group
+            layer.__class__ = AdaptedLinear
+            layer.__dict__[GROUP] = group
 
 
 def lay_together(model: nn.Module) -> None:
     """Move the bfloat16 weights of joined layers to where one product can read them; no number changes."""
-    for group in {id(group): group for each in model.modules() if (group := each.__dict__.get(GROUP))}.values():
+    groups = [each.__dict__[GROUP] for each in model.modules() if GROUP in each.__dict__]
+    for group in {id(group): group for group in groups}.values():
         weights, biases, downs, *_ = _tensors(group)
         for own in (weights, biases, downs):
             if {each.dtype for each in own} == {torch.bfloat16} and not _are_one(own):
@@ -111,17 +114,17 @@ def _lengths(tensors: Sequence[Tensor]) -> list[int]:
     return [len(each) for each in tensors]
 
 
-def _answer(layer: nn.Module, x: Tensor, alone: Callable[[Tensor], Tensor]) -> Tensor:
+def _output(layer: nn.Module, x: Tensor, alone: Callable[[Tensor], Tensor]) -> Tensor:
     if layer.weight.dtype != torch.bfloat16:
         return alone(x)
-    answers: dict[nn.Module, Tensor] = x.__dict__.setdefault(ANSWERS, {})
-    if layer not in answers:
+    outputs: dict[nn.Module, Tensor] = x.__dict__.setdefault(OUTPUTS, {})
+    if layer not in outputs:
         group = layer.__dict__[GROUP]
         own = _tensors(group)
         if not all(map(_are_one, own[:3])):  # as where they were gathered from other processes
             return alone(x)
-        answers.update(zip(group, _Products.apply(x, own, *chain(*own[:4])), strict=True))
-    return answers.pop(layer)
+        outputs.update(zip(group, _Products.apply(x, own, *chain(*own[:4])), strict=True))
+    return outputs.pop(layer)
 
 
 class _Products(torch.autograd.Function):
@@ -131,14 +134,14 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, own: Own, *_: Tensor) -> Any:
         weights, biases, downs, ups, scalings = own
         flat, hidden = x.reshape(-1, x.shape[-1]).to(torch.bfloat16), None
-        answers = linear(flat, _as_one(weights), _as_one(biases) if biases else None).split(_lengths(weights), 1)
+        outputs = linear(flat, _as_one(weights), _as_one(biases) if biases else None).split(_lengths(weights), 1)
         if downs:
             hidden = flat @ _as_one(downs).t()
             for (i, scaling), part, up in zip(scalings.items(), hidden.split(_lengths(downs), 1), ups, strict=True):
-                answers[i].addmm_(part, up.t(), alpha=scaling)
+                outputs[i].addmm_(part, up.t(), alpha=scaling)
         ctx.save_for_backward(flat, hidden)
         ctx.own, ctx.shape, ctx.dtype = own, x.shape, x.dtype
-        return tuple(answer.view(*x.shape[:-1], -1) for answer in answers)
+        return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
