@@ -6,13 +6,14 @@ runs in the first row.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from ppo_core.report import StepReport
+from tests.tuner.absolute_constants import constants
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.judge.best import best_trial
 from tuner.judge.diagnose import NEEDED, Course, diagnose
@@ -234,3 +235,13 @@ def test_a_run_that_is_on_course_at_6_percent_has_no_small_updates(iterations: i
     until = list(RUNS["sound"].reports(unit))[: round(0.06 * iterations) + 1]
     steps = [{"step": one.step, "episode": one.episode, **dict.fromkeys(NEEDED), **one.metrics} for one in until]
     assert diagnose(Course(steps, unit.spec.config({}).to_dict(), unit.spec)) == []
+
+
+def test_the_numbers_of_judge_and_search_that_have_a_tasks_unit_are_these() -> None:
+    """`python -m tests.tuner.absolute_constants` lists them; all others are shares of something."""
+    found: Sequence[Any] = list(constants())
+    assert [one.where for one in found if one.doc is None] == [], "a number without a description"
+    assert {one.where.removeprefix("tuner.") for one in found if one.is_absolute} == {
+        "judge.diagnose FEWEST", "judge.guard WINDOW", "study.rules patience", "judge.hacking LAST",
+        "study.rules IDLE_STEPS", "study.rules sampler_mismatch", "study.rules approx_kl",
+    }  # fmt: skip
