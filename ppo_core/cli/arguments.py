@@ -156,10 +156,10 @@ class RunParser(HyperparameterParser):
 def description(starts: str) -> str:
     """Return the description of a command that trains once; `starts` are the flags that a configuration comes from."""
     return (
-        f"Train once with PPO. Each value comes from the first of these that states it: its flag, {starts}, the "
-        "task's reference (values that suit the size of its policy), the default below. A run with kl_target or "
-        "--kl_budget but no learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of "
-        f"{KL_TARGET:g} of it. Flags may be written with _ or -."
+        f"Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference "
+        "(values that suit the size of its policy), else from the default below. A run with kl_target or --kl_budget "
+        f"but no learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of {KL_TARGET:g} of "
+        "it. Flags may be written with _ or -."
     )
 
 

@@ -248,7 +248,7 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run: Command, folder: Path, mo
 
     monkeypatch.setattr("ppo_core.cli.training.Tracker.finish", fail)
     status, stdout, _ = run(*PARTS, *SMALL, "--report_to", "tensorboard", "--output", "out")
-    assert status == 0 and "warning: a tracker gets nothing more of this run: no route" in stdout
+    assert status == 0 and "warning: a tracker failed, and gets no more metrics of this run: no route" in stdout
     assert (folder / "out" / "model" / "model.safetensors").exists()
 
 
@@ -477,7 +477,7 @@ def test_help_is_by_group_and_needs_no_torch() -> None:
     headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[1:3] == ["the run:", "Length, evaluation and seed:"] and "KL from the reference:" in headings
     assert "--cliprange X" in text and "[1-ε, 1+ε]. [a number in (0, 1); default: 0.2]" in text
-    assert "the task's reference, which replaces the defaults below" in text
+    assert "the task's reference (values that suit the size of its policy)" in text
     assert "default: None" not in text
 
 

@@ -11,7 +11,8 @@ from ppo_core.output import duration, pluralize
 from tuner.engine.run_trial import OWN_FRONT
 from tuner.judge.scoring import FULL_TRIAL
 from tuner.judge.scoring import MOST_ON_FRONT as FRONT
-from tuner.study.spec import StudySpec, values_text
+from tuner.study.spec import StudySpec
+from tuner.study.study_file import values_text
 
 
 def extreme_configs(spec: StudySpec) -> dict[str, PPOConfig]:

@@ -1,6 +1,5 @@
 """A study's spec, from a TOML file: its search or list of trials, length and KL limits. Never imports torch."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -409,8 +408,8 @@ class StudySpec:
             "all searched values at their high end": high,
         }
         for values in study_file.choice_pairs(self.search):
-            trials[values_text(values)] = {**low, **values}
-            trials[f"{values_text(values)}, all others at their high end"] = {**high, **values}
+            trials[study_file.values_text(values)] = {**low, **values}
+            trials[f"{study_file.values_text(values)}, all others at their high end"] = {**high, **values}
         self._check_each(trials, where)
         if self.baseline:
             self._check_each({"baseline": self.baseline_params()}, where)
@@ -446,8 +445,3 @@ def require_stated_mini_batch(given: Mapping[str, HyperValue], config: PPOConfig
         raise ConfigError(
             f"{where}mini_batch_size = {mini} is not allowed; expected at most batch_size = {config.batch_size}"
         )
-
-
-def values_text(values: Mapping[str, HyperValue]) -> str:
-    """Return values as `name = value` in JSON, joined by commas."""
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

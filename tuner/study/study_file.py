@@ -1,6 +1,7 @@
 """Read and check a study file's tables, for `StudySpec`. Never imports torch."""
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -403,3 +404,8 @@ def stored_task(name: str, values: object, where: str) -> Task:
     table = checks.table(values, f"{where}: {DECLARED}")
     checks.require_known(table, _DECLARED, f"{where}: {DECLARED}.")
     return Task(name, **table, advised={}, prepare=lambda progress: get_task(name).prepare(progress))
+
+
+def values_text(values: Mapping[str, declare.HyperValue]) -> str:
+    """Return values as `name = value` in JSON, joined by commas."""
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
