@@ -334,7 +334,8 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
     test = answer.test if isinstance(answer.test, OnTest) else None
     confirmation = confirmed and {
         "total_episodes": confirmed.length,
-        **{name: one and asdict(one) for name, one in (("reward", confirmed.reward), ("kl", confirmed.kl))},
+        "reward": confirmed.reward and asdict(confirmed.reward),
+        "kl": confirmed.kl and asdict(confirmed.kl),
         "ends_within": confirmed.ends_within,
         "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
     }
