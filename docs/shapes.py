@@ -76,7 +76,7 @@ OBJECTS: Mapping[str, tuple[type | None, str, Mapping[str, str]]] = {
         "gains": "where the study has a baseline, a list of `over` (`reference` or `baseline`), its `trial`, and the "
         "difference's `mean` with `se` over the prompts, or with `low` and `high` over fresh seeds",
         "doubt": "null, or a sentence: a doubt that could change the decision",
-        "remedy, launch": "the commands that settle the doubt (null: there is none), and that launch it",
+        "remedy, launch": "the commands that settle the doubt, and that launch it; null: there is none",
         "has_learned": "false: nothing is confirmed, and the best trial's improvement is no more than noise",
     }),
     "best trial": (None, "the keys of a trial, and", {

@@ -78,6 +78,7 @@ def test_what_a_trainer_would_not_follow_is_not_taken(tmp_path: Path, content: d
             "learning_rate: 1e-4\nbatch_size: 64\n",
             "not a configuration of TRL's PPO: it has none of cliprange, kl_coef,",
         ),
+        ("a.yaml", "learning_rate: 1e-4\ntotal_episodes: 64\n", "not a configuration of TRL's PPO: it has no field of"),
         ("a.yaml", "max_length: 512\nlearning_rate: 1e-5\nlogging_steps: 3\n", "not a configuration of TRL's PPO"),
         ("a.sh", "python train.py --learning_rate 1e-6\n", "a config file ends in .json, .yaml, .yml, .toml"),
         ("a.yaml", "kl_coef: [1]\nlogging_steps: 3\n", "kl_coef: kl_coef = [1] is not allowed"),
@@ -132,7 +133,8 @@ def test_the_printed_table_is_the_baseline_of_the_study(ppo_tuner: Invoke, own_f
     }  # fmt: skip
     lines = stderr.splitlines()
     assert "batch_size = 64 from per_device_train_batch_size and gradient_accumulation_steps" in lines
-    assert any(line.startswith("not taken, ") and line.endswith(": model_name_or_path, learning_rat") for line in lines)
+    left = 'model_name_or_path, learning_rat (did you mean "learning_rate"?)'
+    assert any(line.startswith("not taken, ") and line.endswith(left) for line in lines)
     [fixed] = [line for line in lines if line.startswith('not searched in study "mine", so fixed: ')]
     assert "temperature = 0.8" in fixed
     assert "gamma = 0.9 in [fixed] becomes 0.99" in lines

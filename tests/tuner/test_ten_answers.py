@@ -13,7 +13,7 @@ from ppo_core.report import SplitReading, StepReport
 from tests.dashboard import shown
 from tests.dashboard.shown import page
 from tests.tuner.invoke import Invoke
-from tuner.confirm.answer import Answer, Badge, study_answer
+from tuner.confirm.answer import Answer, Badge, answer_data, study_answer
 from tuner.confirm.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.confirm.plan import Plan, missing
 from tuner.environment import to_copy
@@ -229,6 +229,7 @@ def test_every_place_prints_the_same_answer(path: Path, name: str, ppo_tuner: In
 
     remedy = [to_copy(found.remedy)] if found.remedy else []
     assert found.has_learned == (name != "nothing learned")
+    assert answer_data(found, "train", None)["launch"] == ("train" if found.has_learned else None)
     commands = (found.remedy, found.launch) if found.has_learned else (found.remedy,)
     lines = list(filter(None, [found.decision, found.evidence, found.gained, " ".join([found.doubt, *remedy]).strip()]))
     assert len(" ".join([*lines, "Launch:", to_copy(found.launch)]).split()) <= WORDS

@@ -10,11 +10,12 @@ from pathlib import Path
 import tomli_w
 
 from ppo_core import output
+from ppo_core.cli import trl
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.config import checks
 from ppo_core.config.declare import RUN_LENGTH, HyperValue
-from ppo_core.config.hyperparameters import inert
-from ppo_core.errors import ConfigError
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
+from ppo_core.errors import ConfigError, nearest
 from tuner.exchange.trl import OF_ONE_PROCESS, TRL, Imported, read
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import OF_A_SCHEDULE
@@ -74,5 +75,13 @@ def _origins(imported: Imported) -> Iterator[str]:
         end = "; not in the baseline: all trials of a study share it" if name in RUN_LENGTH else ""
         yield f"{name} = {json.dumps(value)} from {imported.origins[name]}{end}"
     for why in dict.fromkeys(imported.left.values()):
-        keys = ", ".join(key for key, reason in imported.left.items() if reason == why)
+        keys = ", ".join(_with_hint(key) for key, reason in imported.left.items() if reason == why)
         yield f"not taken, {why or 'import-config reads nothing from it'}: {keys}"
+
+
+def _with_hint(key: str) -> str:
+    """Return a key with the field of TRL's that may be meant, if it is none itself."""
+    if key in trl.FIELDS or key in HYPERPARAMETERS:
+        return key
+    hint = nearest(key, (*trl.FIELDS, *HYPERPARAMETERS)).removeprefix("; ")
+    return f"{key} ({hint})" if hint else key

@@ -203,7 +203,7 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
     new_task.value("--prompts", "DATA", str, "your prompts, as in `train`; needs --reward (default: the example, sums)")
     new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
     new_task.value("--max_prompt_tokens", "N", positive_int, MAX_PROMPT_TOKENS)
-    new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10)")
+    new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10; for the example, 1.5)")
     new_task.value("--device", "D", str, f"the study's: {' or '.join(DEVICES)} (default: auto)")
     new_task.add_hyperparameters()
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):

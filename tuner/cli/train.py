@@ -77,7 +77,7 @@ def _further(run: Run) -> str | None:
         words += ["--kl_budget", f"{run.kl_budget:g}"]
     if run.device != DEVICES[0]:
         words += ["--device", run.device]
-    for key, value in given.items():
+    for key, value in {"response_length": run.config.response_length, **given}.items():
         words += [f"--{key}", UNSET[0] if value is None else str(value)]
     running = ["run", name]
     for tracker in run.report_to:

@@ -360,5 +360,5 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "gains": [asdict(gain) for gain in answer.gains],
         "doubt": answer.doubt or None,
         "remedy": remedy,
-        "launch": launch,
+        "launch": launch if answer.has_learned else None,
     }

@@ -17,6 +17,7 @@ from tuner.store import Store, TrialRow
 
 ONE_SEED = "best in budget, one seed"
 UNTRAINED = "none trained in budget"
+NO_VALUE = "no value"
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Headline:
 
     @property
     def label(self) -> str:
-        """Name of the number: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, or UNTRAINED."""
+        """Name of the number: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, UNTRAINED or NO_VALUE."""
         if self.confirmed is not None:
             return f"mean of {pluralize(len(self.confirmed.rewards), 'fresh seed')}"
-        return UNTRAINED if self.reward is None else f"{ONE_SEED}{twice_text(self.trial)}"
+        if self.reward is None:
+            return NO_VALUE if self.trial.has_failed else UNTRAINED
+        return f"{ONE_SEED}{twice_text(self.trial)}"
 
     def text(self, places: int | None = None) -> str:
         """Return the reward with its 95% interval over seeds, or its standard error: `2.01 [1.96, 2.07]`."""

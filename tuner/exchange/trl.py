@@ -121,8 +121,12 @@ def read(path: Path) -> Imported:
         ConfigError: it cannot be read, is not TRL's, or holds a value that is not allowed; the message names its key.
     """
     flat = _flat(arguments.parse_config(path))
-    if not trl.is_trl(flat) or _MARKS.isdisjoint(flat):
+    if _MARKS.isdisjoint(flat):
         raise ConfigError(f"{path}: not a configuration of TRL's PPO: it has none of {', '.join(sorted(_MARKS))}")
+    if not trl.is_trl(flat):
+        raise ConfigError(
+            f"{path}: not a configuration of TRL's PPO: it has no field of TRL's own, as sft_model_path is"
+        )
     stated = {key: value for key, value in flat.items() if value is not None}
     variables = {key for key, value in stated.items() if isinstance(value, str) and ("$" in value or value == "???")}
     left = {key: "the value is a variable" if key in variables else TRL.why.get(key, "") for key in stated}
