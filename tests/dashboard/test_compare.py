@@ -101,4 +101,4 @@ def test_nothing_chosen_compares_the_default_ones(built: Path) -> None:
 def test_more_than_six_trials_are_cut_and_that_is_said(built: Path) -> None:
     app = page("compare", built, trial=[str(number) for number in range(8)])
     assert len(app.dataframe[1].value.columns) == 7
-    assert "Shown are 6 of 8 trials. Choose others in the sidebar." in shown.infos(app)
+    assert "Showing 6 of 8 trials. Choose others in the sidebar." in shown.infos(app)

@@ -141,7 +141,7 @@ def test_a_finished_study_is_to_be_run_for_actions_that_wait_alone(folder: Path,
     assert run_it not in codes(page(part="Steer"))
     store.place_order(view.row, "set", None, {"changes": {"trials": 20}})
     app = page(part="Steer")
-    assert "To carry out the 1 action that waits, in a terminal:" in badges(app) and codes(app)[0] == run_it
+    assert "To carry out the 1 order that waits, in a terminal:" in badges(app) and codes(app)[0] == run_it
 
 
 def until_run() -> None:

@@ -18,7 +18,7 @@ def test_the_curves_of_a_study(built: Path) -> None:
     assert subheaders(app) == ["Training KL", "Eval reward", "Score"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
     assert not app.caption, "headings explain themselves when pointed at"
-    assert all("★ is the one that the trial's value is of" in heading.help for heading in app.subheader[:2])
+    assert all("★ marks the one that gives the trial its value" in heading.help for heading in app.subheader[:2])
 
 
 def names_in_colour(app: AppTest) -> set[str]:
