@@ -246,16 +246,18 @@ def curves(
 
     `numbers` are the trials and confirming runs to read; None: all trials.
     """
-    chosen = snapshot.view.trials if numbers is None else [row for row in snapshot.runs if row.number in numbers]
+    wanted = set(numbers or ())  # often all of thousands, as a list
+    chosen = snapshot.view.trials if numbers is None else [row for row in snapshot.runs if row.number in wanted]
     return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)
 
 
 def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a cache key for figures that changes whenever these trials change."""
+    wanted = set(numbers)
     changing = [
         (row.number, *_progress(row), style.status_text(row), row.ended_at)
         for row in snapshot.view.trials
-        if row.number in numbers
+        if row.number in wanted
     ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
