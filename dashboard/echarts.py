@@ -36,7 +36,7 @@ NO_TOOLTIP: Option = {"tooltip": {"show": False}}
 _UNTOUCHED: Option = {"silent": True} | NO_TOOLTIP
 BEHIND: Option = _UNTOUCHED | {"z": 2}
 UNSEEN: Option = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
-"""Of lines that the tooltip leaves out, that are behind the others, too, and that only the tooltip shows."""
+"""Marks a line that the tooltip leaves out; one that is also behind the others; one that only the tooltip shows."""
 
 
 def one_panel(

@@ -1,4 +1,4 @@
-"""What moved first before a trial's KL went over its limit: found, told, and charted. Pure functions.
+"""Find, tell and chart the signals that moved first before a trial's KL went over its limit. Pure functions.
 
 The crossing is the first step whose exact KL is over the guard's limit, else over the budget. The first
 third of the steps before it (at least `LEAST`) gives each signal's usual range: its median, plus and minus the largest

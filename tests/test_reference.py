@@ -9,8 +9,8 @@ import pytest
 from docs import reference, shapes
 from ppo_core.cli import trl
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data.prompts import PromptSource
-from ppo_core.data.task import RewardPart
+from ppo_core.data.prompts import DATE, PROMPT_COLUMNS, PromptSource
+from ppo_core.data.task import TIMEOUTS, RewardKind, RewardPart
 from ppo_core.loading import task_file
 from ppo_core.metrics import METRICS
 from tuner.cli.main import COMMANDS
@@ -52,6 +52,18 @@ def test_the_reference_has_the_keys_of_a_task_file_alone() -> None:
     for kind in (RewardPart, PromptSource):
         assert all(shapes.all_fields(kind).values()), "each key has a meaning"
     assert all(f"`{key}`" in reference.TASK_KEYS["eval"] for key in task_file.EVAL_KEYS)
+
+
+def test_meanings_that_repeat_a_declared_value_repeat_it_as_it_is() -> None:
+    prompts, rewards = (shapes.all_fields(kind) for kind in (PromptSource, RewardPart))
+    *columns, last = PROMPT_COLUMNS
+    assert f"the first of {', '.join(columns)} and {last} " in prompts["column"]
+    assert f" {DATE} unless given" in prompts["chat_template_kwargs"]
+    assert f" {PromptSource.max_prompt_tokens} unless given" in prompts["max_prompt_tokens"]
+    assert f" {RewardPart.retries} unless given" in rewards["retries"]
+    whats: dict[RewardKind, str] = {"http": "a request", "function": "a function call"}
+    for kind, what in whats.items():
+        assert f" {TIMEOUTS[kind]:g} for {what}" in rewards["timeout"]
 
 
 def test_the_reference_has_every_limit_and_no_other_page_a_table_of_them() -> None:

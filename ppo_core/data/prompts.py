@@ -50,25 +50,26 @@ class PromptSource:
     """A .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files, a folder that `datasets` saved, or a
     dataset's id on the hub."""
     config: str | None = None
-    """Of a hub dataset."""
+    """Configuration of a hub dataset."""
     column: str | None = None
     """Column with the prompts, texts or chats; unset: the first of prompt, query, question, instruction, text and
-    messages that is there."""
+    messages that the rows have."""
     train: SplitChoice = None
-    """What is trained on; unset: all rows in neither of the others."""
+    """Prompts to train on; unset: all rows in neither of the others."""
     eval: SplitChoice = None
-    """What trials are judged on, all of it at each evaluation; unset: the split called validation, else 256 rows, at
+    """Prompts to judge trials on, all of them at each evaluation; unset: the split called validation, else 256 rows, at
     most an eighth."""
     test: SplitChoice = None
-    """Used once, for the answer and by `confirm`; unset: the split called test, else 256 rows, at most an eighth."""
+    """Prompts used once, for the answer and by `confirm`; unset: the split called test, else 256 rows, at most an
+    eighth."""
     seed: int = 0
-    """Of the random splits."""
+    """Seed of the random splits."""
     max_prompt_tokens: int = 512
-    """512 unless given; longer rows are left out, and counted."""
+    """Most tokens of a prompt, 512 unless given; longer rows are left out, and counted."""
     system: str | None = None
-    """A message for chats without one."""
+    """System message of chats that begin without one."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """A table of what the chat template is given, such as `enable_thinking`; its `strftime_now` is the date that it
+    """Variables of the chat template, such as `enable_thinking`; its `strftime_now` is the date that it
     prints, 2024-07-26 unless given."""
 
     def __post_init__(self) -> None:

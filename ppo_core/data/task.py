@@ -72,14 +72,14 @@ class RewardPart:
     """One source of reward; a task's score is the weighted sum of its parts."""
 
     name: str
-    """What metrics (`reward/<name>`), samples and errors call it."""
+    """Name in metrics (`reward/<name>`), samples and errors."""
     kind: RewardKind
-    """`model`, `function` or `http`; in a file unless given what `where` looks like."""
+    """`model`, `function` or `http`; in a file that does not say it, what `where` looks like."""
     where: str
     """A sequence-classification model's path or hub id; `package.module:function`, `file.py:function` or
     `file.pkl:function`; a URL."""
     weight: float = 1.0
-    """Its weight in the sum."""
+    """Weight in the sum."""
     timeout: float | None = None
     """Seconds: 30 for a request to a URL, 300 for a function call. A function that exceeds it gets the same time again
     to find the slow sample or, if there is none, to score the batch once more. A hanging function is interrupted by a
@@ -93,7 +93,7 @@ class RewardPart:
     concurrency: int = 4
     """Requests to a URL at a time; 1 for a server that should get them one after the other."""
     append_eos: bool = True
-    """Whether a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+    """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of a model's chat template, over those of the prompts."""
 

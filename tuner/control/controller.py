@@ -29,7 +29,7 @@ from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
 from tuner.files import trial_log
 from tuner.judge import forks
-from tuner.judge.scoring import EVALUATION_METRICS, judged, tally
+from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
@@ -399,7 +399,7 @@ class TrialLoop:
         if self._is_left_to_next_run(number, what):
             return
         row = study.refresh(number)
-        study.store.set_aside(study.lease, row.id, judged(study.store, row, study.spec), Reason(OUTAGE, what))
+        study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
             self._outages.record(number, what, row.episodes)
 

@@ -9,7 +9,7 @@ from tuner.control.session import OpenStudy
 from tuner.control.trial_files import TrialFiles
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
-from tuner.judge.scoring import judged, tally
+from tuner.judge.scoring import so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow
 from tuner.study.status import STOPPED_BY_PERSON, Reason, Status, Wanted
@@ -28,13 +28,13 @@ class TrialEnds:
             if row.wanted is not None:
                 self.apply_orders(row)
             elif row.status is Status.RUNNING:
-                study.store.set_aside(study.lease, row.id, judged(study.store, row, study.spec))
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
 
     def apply_orders(self, row: TrialRow) -> None:
         """Apply pending orders to a trial without a worker: it ends, is paused, or waits for another worker."""
         study = self._study
-        standing = judged(study.store, row, study.spec)
+        standing = so_far(study.store, row, study.spec)
         if not study.store.set_aside(study.lease, row.id, standing):
             self.finish(row, replace(standing, status=Status.STOPPED, reason=STOPPED_BY_PERSON))
             return

@@ -419,7 +419,7 @@ def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
 
 
 def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
-    """Return a metric's group and label, or `all` for a whole group; unique."""
+    """Return the label of the trial that tries a diagnosis's change."""
     return f"trial {trial.number}, {diagnosis.name} {'up' if diagnosis.is_up else 'down'}"
 
 

@@ -62,7 +62,6 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
 
 
 def is_finite(value: Any) -> bool:
-    """Return True if the number is finite in float32."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -102,11 +101,14 @@ def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
 
 
-def judged(
-    store: Store, row: TrialRow, spec: StudySpec, status: Status = Status.PAUSED, reason: Reason | None = None
-) -> Outcome:
-    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`; by default so far."""
+def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
+    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`."""
     return outcome(evaluations_of(store, row), spec, status, reason)
+
+
+def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
+    """Return the outcome so far of a trial that is set aside."""
+    return judged(store, row, spec, Status.PAUSED, None)
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:

@@ -26,7 +26,7 @@ Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return True if all values that are set are numbers, not words or booleans."""
+    """Return True for a number that is no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
